@@ -39,14 +39,14 @@ class SentenceOptions:
         typer.Option(
             "--proposals",
             help="File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or "
-            "Charniak's), or of JSON lines of `synlm parse`; repeat for several. A sentence then has the sum of "
-            "the probabilities of its trees in the file, as in papers on Transformer Grammars.",
+            "Charniak's), or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is "
+            "then the sum over its trees there, as in papers on Transformer Grammars.",
             **options.INPUT_FILE,
         ),
     ] = None
     max_trees: Annotated[
         int | None,
-        typer.Option(min=1, help="With --proposals: use the first distinct trees of a sentence, at most this many."),
+        typer.Option(min=1, help="With --proposals: use at most this many first distinct trees of a sentence."),
     ] = None
 
     @property
@@ -69,9 +69,7 @@ class SentenceOptions:
 class PairOptions(SentenceOptions):
     """Which minimal pairs are scored, and how."""
 
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Score the first pairs of each group, at most this many.")
-    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Score at most this many first pairs of each group.")] = None
     end_of_sentence: Annotated[
         bool, typer.Option("--end-of-sentence", help="Include the end of a sentence in its probability.")
     ] = False
@@ -272,8 +270,8 @@ def pairs(
 def summary(results: Results, out: options.Output = None, overwrite: options.Overwrite = False) -> None:
     """Mean and standard deviation of several results, for example one per seed.
 
-    The results must agree in task, options and data, and their models in architecture, size and precision; otherwise
-    the mean would mix conventions, and the command refuses.
+    The results must agree in task, options and data, and their models in architecture, size and precision. Otherwise
+    the command refuses, because the mean would mix conventions.
 
     Examples:
         synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
@@ -304,7 +302,7 @@ def plot(
         list[str] | None,
         typer.Option(
             help="Score to draw, or the beginning of its name, such as 'suite '; repeat for several. Default: means "
-            "and circuits or phenomena; for parsing F1; for perplexity that over words."
+            "and circuits or phenomena; F1 for parsing; word perplexity for perplexity."
         ),
     ] = None,
     x: Annotated[str | None, typer.Option(help="For a table: column of the x axis, such as region.")] = None,
@@ -314,8 +312,8 @@ def plot(
 
     Several runs of one model (--label) become one bar: their mean, with the standard deviation. Right-branching trees
     are shown beside F1, and a line marks chance for minimal pairs. One result of `evaluate reading` is drawn with the
-    intervals of all predictors and their effects by lag. Of a table, the words of a text with the same --x are one
-    value: the sum of their surprisal, the mean of a measure such as entropy. Needs matplotlib.
+    intervals of all predictors and their effects by lag. For a table, the words of a text with the same --x become one
+    value: the sum of their surprisals, or the mean of a measure such as entropy. Needs matplotlib.
 
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
@@ -325,7 +323,7 @@ def plot(
     is_table = results[0].suffix.lower() == ".tsv"
     if is_table != (x is not None) or (is_table and (len(results) > 1 or label)) or (by and x is None):
         raise ValueError(
-            "one table of `synlm surprisal` (.tsv) needs --x COLUMN; --x and --by belong to it, no --label"
+            "one table of `synlm surprisal` (.tsv) needs --x COLUMN; it takes --x and --by, but not --label"
         )
     if x is not None:
         _plot_regions(results[0], out, x, by, score)
@@ -359,6 +357,7 @@ _AXES = {
 }
 
 
+_NUMBER = re.compile(r"(-?[\d.]+(e[+-]?\d+)?)?")
 # Measures that a row of several words has as the sum of its words.
 _SUMS = re.compile(r"(surprisal|lexical|structural)_(bits|nats)|n_(tokens|actions)|nae")
 
@@ -380,7 +379,9 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
     drawn, titles = dict[str, list[tuple[float, float]]](), list[str]()
     for name in names:
         texts: dict[tuple[str, ...], list[float]] = {}
-        for row in rows:
+        for number, row in enumerate(rows, 1):
+            if not _NUMBER.fullmatch(row[name]):
+                raise ValueError(f"{path}: row {number}: {row[name]!r} in {name!r} cannot be drawn: take it out")
             line = ", ".join(([row[by]] if by else []) + [name] * (len(names) > 1 or not by))
             found = texts.setdefault((line, row[x], row.get("file", "") + row["item"], row["sentence_id"]), [])
             found += [float(row[name])] if row[name] else []

@@ -27,7 +27,7 @@ _CONVENTION = (
     "What counts: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as the "
     "program EVALB counts them, exactly if --trees have tags."
 )
-Limit = Annotated[int | None, typer.Option(min=1, help="Score the first sentences, at most this many.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Score at most this many first sentences.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,12 +188,12 @@ def parsing(
     style: options.TableFormat = "markdown",
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Compute the F1 of trees against a treebank by a named convention, beside trees that need no model.
+    """Compute the F1 of trees against a treebank by a named convention, and that of trees that need no model.
 
-    Also reports recall by label; width and height, depth and branching of the trees; and the agreement of several runs
-    (several --trees), with the F1 between every two. All numbers are in percent. Several --model or --convention give
-    one table instead: the F1 of all models by all conventions beside right branching, and a test of each difference in
-    sentence F1 (see `compare`). Each model is loaded once.
+    It also reports recall by label, and the width, height, depth and branching of the trees. For several runs (several
+    --trees) it reports their agreement, with the F1 between every two. All numbers are in percent. Several --model or
+    --convention give one table instead, with the F1 of all models and of right branching by all conventions. It has a
+    test of each difference in sentence F1 (see `compare`). Each model is loaded once.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
@@ -337,7 +337,7 @@ def _evaluate_model(
     more = {"num_return_sequences": parsing.beam(scorer.model) if consensus else None}
     if _needs_labels(scorer, case.rule):
         name = scorer.model.config.model_type
-        raise ValueError(f"{name} gives trees without labels; score them without (--unlabeled)")
+        raise ValueError(f"{name} gives trees without labels; score them unlabeled (--unlabeled)")
     numbers, bank = case.numbers(), case.bank.select(case.numbers())
     start, bar = time.perf_counter(), f"parse: {scorer.name}"
     parsed = parse_sentences(

@@ -29,10 +29,10 @@ def grammar(
     """Show the likely rules and words of a PCFG.
 
     Symbols are named as in the trees of `synlm parse --method viterbi`: NT3 is a nonterminal, T17 a preterminal, shown
-    with its likeliest words. Rules have their probability given the parent. Symbols are sorted by their uses: how often
-    they stand in a derivation, on average. Growth is how many times more nonterminals a deep level of a derivation has
-    than the one above; from 1 on, derivations need not end, and uses are those in the first 20 levels. Of a compound
-    grammar, all this is for z = 0, the mean of the prior.
+    with its likeliest words. Each rule has its probability given the parent. Symbols are sorted by their mean number of
+    uses in a derivation. Growth is the ratio of the numbers of nonterminals in a deep level of a derivation and in the
+    level above. If it is 1 or more, derivations may never end, and uses are those in the first 20 levels. For a
+    compound grammar, z is 0, the mean of the prior.
 
     Examples:
         synlm grammar runs/pcfg

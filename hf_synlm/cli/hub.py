@@ -52,14 +52,14 @@ def convert(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Folder or Hub name of the checkpoint's tokenizer; default: what the configuration describes."
+            help="Folder or Hub name of the checkpoint's tokenizer; default: as the configuration describes it."
         ),
     ] = None,
 ) -> None:
     """Convert a checkpoint of the authors' code into a self-contained repository.
 
-    The conversion accounts for every tensor; otherwise it stops and names the tensors that are left over. A pickle
-    that holds more than tensors is refused, because it can run code; the message explains how to extract the tensors.
+    The conversion must use every tensor. Otherwise it stops and names those that are left. A pickle that holds more
+    than tensors is refused, because it can run code. The message explains how to extract the tensors.
 
     Examples:
         synlm convert gpst --weights model.bin --config r2d2.json --config gpt.json --tokenizer gpst-vocab --out gpst
@@ -226,8 +226,8 @@ def _stated_facts(
     known, text = saved_card(model, revision)
     if known is None and text is not None and measured and not given:
         raise ValueError(
-            f"{model!r} has a README.md without card.yaml, which --results would replace. Give what the new card shall "
-            "state by --facts."
+            f"{model!r} has a README.md without card.yaml, which --results would replace. Give the facts of the new "
+            "card by --facts."
         )
     # Facts with checksums are those of a card; results without them are the user's.
     of_cards = [facts for facts in (known, given) if is_cast and facts and (facts is known or "weights" in facts)]
@@ -270,7 +270,7 @@ def verify(
     """Check that a model loads and computes the same without hf_synlm.
 
     The command loads the model here and in a clean process where `import hf_synlm` fails. Configuration, tokenizer,
-    logits, parses and generated text with its trees must agree; if something differs, the exit code is 1. The command
+    logits, parses and generated text with its trees must agree. If something differs, the exit code is 1. The command
     runs the code of the folder, so a model on the Hub, or with code on the Hub, needs --trust-remote-code.
 
     Examples:
@@ -335,7 +335,7 @@ def push(
         str | None, typer.Option(help="Branch, created if it does not exist; default: main.", rich_help_panel="Model")
     ] = None,
     message: Annotated[str, typer.Option(help="Message of the commit.")] = "Upload model",
-    check: Annotated[bool, typer.Option("--verify/--no-verify", help="First do what `synlm verify` does.")] = True,
+    check: Annotated[bool, typer.Option("--verify/--no-verify", help="Run `synlm verify` first.")] = True,
     trust_remote_code: options.TrustRemoteCode = False,
     backbone: options.Backbone = None,
     dry_run: Annotated[
@@ -344,7 +344,7 @@ def push(
 ) -> None:
     """Upload a folder in a single, all-or-nothing commit.
 
-    The command first checks the login and verifies the folder; if something differs, it uploads nothing (exit code 1).
+    The command first checks the login and verifies the folder. If something differs, it uploads nothing (exit code 1).
     Hidden files are left out, and pickles are refused. The example on the card gets the name of the repository. The
     token comes from `hf auth login` or the environment variable HF_TOKEN; there is no option for it, because other
     users of the machine could see it. Prints the hash of the commit, for `revision=`.
@@ -354,18 +354,19 @@ def push(
         synlm push gpst-tiny your-name/gpst-tiny --private
         synlm push gpst-tiny your-name/gpst-tiny --revision v2 --message "Trained twice as long" --no-verify
     """
-    from hf_synlm.hub.card import missing_on_card
-    from hf_synlm.hub.export import check_login, check_repo_id, files_to_push, push_to_hub
+    from hf_synlm.hub.upload import check_login, check_repo_id, files_to_push, push_to_hub
 
     check_repo_id(repo_id)
     folder = Path(find_model(folder))
     sizes = files_to_push(folder)
+    if check and not dry_run:
+        check_login()
+    from hf_synlm.hub.card import missing_on_card  # imports torch
+
     for remark in missing_on_card(str(folder)):
         outputs.say(remark)
     if check:
         _check_trust(folder, trust_remote_code)
-    if check and not dry_run:
-        check_login()
     if check and not _print_report(folder, backbone=backbone):
         outputs.say(f"{folder} was not pushed")
         raise typer.Exit(1)

@@ -287,7 +287,7 @@ class Loading:
     dtype: DType = "auto"
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Most sentences per batch; default: 16 on a CPU, 128 on a GPU.", **_COMPUTATION),
+        typer.Option(min=1, help="Sentences per batch, at most; default: 16 on a CPU, 128 on a GPU.", **_COMPUTATION),
     ] = None
     seed: Annotated[int, typer.Option(help="Random seed; scoring itself is not random.", **_COMPUTATION)] = 0
 
@@ -516,6 +516,8 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
         name, equals, value = option.partition("=")
         if not name or not equals:
             raise ValueError(f"{flag} {option}: write NAME=VALUE")
+        if name in chosen:
+            raise ValueError(f"{flag} {option}: {name} is given elsewhere (see --help for options that set it)")
         try:
             chosen[name] = json.loads(value)
         except json.JSONDecodeError:  # a bare string

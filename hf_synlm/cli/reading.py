@@ -89,8 +89,8 @@ class RegressionOptions:
     drop_punctuation: Annotated[
         bool, typer.Option("--drop-punctuation", help="Leave out words that end with punctuation.", **_WORDS)
     ] = False
-    folds: Annotated[int, typer.Option(min=2, help="Parts; each is predicted from the others.", **_REGRESSION)] = 10
-    folds_by: Annotated[Literal["sentence", "text"], typer.Option(help="What stays in one part.", **_REGRESSION)] = (
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation.", **_REGRESSION)] = 10
+    folds_by: Annotated[Literal["sentence", "text"], typer.Option(help="What stays in one fold.", **_REGRESSION)] = (
         "sentence"
     )
     log_rt: Annotated[bool, typer.Option("--log-rt", help="Predict the logarithm of times.", **_REGRESSION)] = False
@@ -128,7 +128,7 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
     context: Annotated[
         Literal["sentence", "document"] | None,
         typer.Option(
-            help="Read each sentence alone, or after those before it; default: document in natural-stories where the "
+            help="Read each sentence alone, or after those before it; default: document in natural-stories if the "
             "model reads documents, else sentence."
         ),
     ] = None
@@ -319,11 +319,12 @@ def reading(
     out: options.Output = None,
     overwrite: options.Overwrite = False,
 ) -> None:
-    """How much better reading times are predicted with surprisal: Delta log-likelihood.
+    """Measure how much surprisal improves the prediction of reading times (Delta log-likelihood).
 
-    A regression predicts each part of the words (--folds) from the others, once by length, frequency, punctuation and
-    place, and once by surprisal, too. Delta LL is the mean gain in log density, in nats per word. It is positive for a
-    predictor of the wrong sign, too: look at b and t. Tables join by the places of words, which must be the same words.
+    A regression predicts each part of the words (--folds) from the others, once with length, frequency, punctuation and
+    place, and once with surprisal added. Delta LL is the mean gain in log density, in nats per word. It is also
+    positive for a predictor with the wrong sign, so look at b and t. Tables are joined by the positions of words, and
+    the words must be the same.
 
     Examples:
         synlm evaluate reading surprisals.tsv --times rt.tsv --rt-column mean_rt --frequencies counts.tsv --out r.json

@@ -249,18 +249,17 @@ def surprisal(
     """Surprisal of every word of texts.
 
     The table has one row per word of the input. White space separates words; attached punctuation belongs to its word.
-    With --word-column, the input is a table with one word per row, whose rows come out in their order. An empty word
-    has no measures. A region of several words has the sum of theirs.
-    With --trees, surprisal covers each word together with the tree actions taken since the previous word.
-    Rows are printed as soon as they are computed, and a long file is read piece by piece.
-    Columns: item, sentence_id, word_id, word, n_tokens, oov, surprisal_bits, its lexical and structural part (GPST,
-    RNNG), cum_logprob_nats, beam_entropy_bits, n_actions, stack_depth, char_start, char_end, file (where there are
-    several), and the other columns of an input table. ON-LSTM, PRPN and PaLM add tree_distance, tree_depth, n_opened
-    and n_closed.
-    Options add entropy_bits, nae, belief_update_bits, belief_cut, length and log_frequency. Several --num-beams give a
-    column each, such as surprisal_bits_b5; the other columns are of the widest beam. Several --model give a column
-    each, such as surprisal_bits_rnng-mini; the other columns are of the first model.
-    sentence_id counts the texts of all files. A field is empty if the model does not have this measure.
+    With --word-column, the input is a table with one word per row, and the output has the same rows in the same order.
+    An empty word has no measures. A region of several words has the sum of their surprisals. With --trees, surprisal
+    covers each word together with the tree actions taken since the previous word. Rows are printed as soon as they are
+    computed, and a long file is read piece by piece. Columns: item, sentence_id, word_id, word, n_tokens, oov,
+    surprisal_bits, its lexical and structural part (GPST, RNNG), cum_logprob_nats, beam_entropy_bits, n_actions,
+    stack_depth, char_start, char_end, file (if there are several), and the other columns of an input table. ON-LSTM,
+    PRPN and PaLM add tree_distance, tree_depth, n_opened and n_closed. Options add entropy_bits, nae,
+    belief_update_bits, belief_cut, length and log_frequency. Several --num-beams give a column each, such as
+    surprisal_bits_b5; the other columns are those of the widest beam. Several --model give a column each, such as
+    surprisal_bits_rnng-mini; the other columns are those of the first model. sentence_id counts the texts of all files.
+    A field is empty if the model does not have this measure.
 
     Examples:
         echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini

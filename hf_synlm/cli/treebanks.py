@@ -153,7 +153,7 @@ def treebank(
         typer.Option(
             "--from",
             help="Format of the input; default: brackets or conllu, by the ending of its name, or its first line. "
-            "parses: what `synlm parse` and `synlm evaluate parsing --save-trees` write; X is a missing label.",
+            "parses: output of `synlm parse` and `synlm evaluate parsing --save-trees`; X is a missing label.",
         ),
     ] = None,
     *,
@@ -162,9 +162,10 @@ def treebank(
     """Check trees of parsers or treebanks, and write them as one clean file for training.
 
     Reads bracketed trees with a tag for each word: the format of treebanks, and of the parsers benepar, stanza and
-    supar. Reads dependency treebanks (CoNLL-U, Universal Dependencies), too: a constituent is a word with what hangs
-    from it. Writes one tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts, and
-    the checksums of inputs and output. If a tree cannot be read, the command stops and names the file and the lines.
+    supar. Reads dependency treebanks (CoNLL-U, Universal Dependencies), too: a word and all words below it are a
+    constituent. Writes one tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts,
+    and the checksums of inputs and output. If a tree cannot be read, the command stops and names the file and the
+    lines.
 
     Examples:
         synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
@@ -172,6 +173,7 @@ def treebank(
         synlm treebank parsed.txt --from parses --out train.txt
     """
     outputs.check_out(out, overwrite, *trees, check=outputs.check_with_meta, beside=outputs.meta_file)
+    options.refuse_repeated("the file", trees)
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
         raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
     inputs = describe_files(trees)
@@ -244,11 +246,11 @@ def silver(
     """Parse text with a span parser or with Stanza, to train on the trees.
 
     Writes one tree per sentence, without blank lines; `synlm treebank` turns them into training data. OUT.meta.json
-    names the parser and holds checksums. If the command was stopped, run it again to continue: until it is done, the
+    names the parser and holds checksums. If the command was stopped, run it again to continue. Until it is done, the
     trees are in OUT.partial.
 
     --parser also writes OUT.confidence.tsv: for each tree its number of words, and its log-probability in nats per
-    word if spans were independent. It leaves out sentences that are too long for it, and words that it cannot read.
+    word if spans were independent. --parser leaves out sentences that are too long, and words that it cannot read.
 
     Without --parser, Stanza parses (pip install '.[silver]'). Its missing models are downloaded.
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.generation import GeneratedText
 
 Format: TypeAlias = Literal["brackets", "json", "text", "upright", "latex", "svg", "html"]
+_ENDINGS: dict[str, Format] = {".svg": "svg", ".html": "html", ".tex": "latex", ".jsonl": "json"}
 FormatOption = Annotated[
     Format,
     typer.Option(
@@ -112,6 +113,9 @@ def parse(
         outputs.check_out(out, overwrite, texts, parsing.cache, model=name, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
+    several = parsing.chosen(num_return_sequences=wanted.num_trees).get("num_return_sequences", 1)
+    if several != 1 and len(model) == 1 and not wanted.consensus and style not in ("json", "html"):
+        raise ValueError(f"{several} trees of a sentence: --format {style} shows one. Add --format json, or html.")
     opened = reading.open([texts], input_format, "--input-format")
     is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus
     is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
@@ -195,7 +199,7 @@ def draw(
     """Draw trees from a file, whichever program wrote it.
 
     This needs no model. A tree may have several lines, which are then indented. Dependencies are drawn as flat
-    constituents; `synlm treebank` makes others of them.
+    constituents. `synlm treebank` makes other constituents of them.
 
     Examples:
         echo "(S (NP the cat) (VP sleeps))" | synlm draw -
@@ -205,6 +209,8 @@ def draw(
     if file_ending(trees) in (".tsv", ".csv"):
         raise ValueError(f"{trees} is a table of texts, not of trees: parse it first by `synlm parse`")
     sentences = options.read_trees(trees, tree_style)
+    if not any(sentence.words for sentence in sentences):
+        raise ValueError(f"{trees} holds no tree: give a file with at least one")
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings([sentences], style, out, str(trees), len(sentences), overwrite)
 
@@ -214,6 +220,9 @@ def _check_drawings(
 ) -> None:
     """Refuse SVG pictures without a folder, and for files that cannot be written. None: many sentences."""
     numbers = [number for number, words in enumerate(sentences or (), start=1) if words]
+    meant = style if out is None else _ENDINGS.get(out.suffix.lower(), style)
+    if meant != style:
+        raise ValueError(f"--out {out} has the ending of --format {meant}, not of {style}: change one of the two")
     if style == "svg" and (sentences is None or len(numbers) != 1) and (out is None or out.suffix == ".svg"):
         raise ValueError("--format svg makes a picture of every sentence: name a folder by --out, or use --format html")
     if out is not None:
@@ -303,7 +312,12 @@ class ChoosingOptions:
         ),
     ] = None
     sample: Annotated[
-        bool, typer.Option("--sample", help="Sample words instead of taking the best.", rich_help_panel=_SAMPLING)
+        bool,
+        typer.Option(
+            "--sample",
+            help="Sample words instead of taking the best; other --batch-size, other samples.",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = False
     temperature: Annotated[
         float | None,

@@ -137,8 +137,8 @@ def check_tied_words(model: Any) -> None:
     """Raise ValueError if PEFT trains a copy of one of the two matrices of the words, which such a model has as one."""
     if model.training and model.model.embed_tokens.weight is not model.lm_head.weight:
         raise ValueError(
-            f"{type(model).__name__} reads and writes words with one matrix, and PEFT trains a copy of it for one of "
-            "these: that could not be saved. Leave embed_tokens and lm_head out of modules_to_save."
+            f"{type(model).__name__} reads and writes words with one matrix. PEFT would train a copy of it, which "
+            "could not be saved. Leave embed_tokens and lm_head out of modules_to_save."
         )
 
 

@@ -19,10 +19,10 @@ from hf_synlm.trees.spans import fold_tokens, labeled_spans_to_brackets, spans_t
 
 
 class InFieldOrder:
-    """Mixin of outputs that keeps the fields in their order, also fields that are set later.
+    """Mixin of outputs that keeps the declared order of the fields, even if a field is set later.
 
-    `ModelOutput` would put them at the end; but `output[0]`, and the tuple of `return_dict=False`, must begin with the
-    loss, or with the logits if there is no loss. An output with a cache has it under both of its names.
+    `ModelOutput` would put such a field at the end. But `output[0]`, and the tuple of `return_dict=False`, must begin
+    with the loss, or with the logits if there is no loss. An output with a cache has it under both of its names.
     """
 
     def __setattr__(self: Any, name: str, value: Any) -> None:
@@ -50,8 +50,8 @@ class SyntacticLMOutput(InFieldOrder, CausalLMOutputWithPast):
     Fields, those of the stock output first:
         loss: scalar training objective (with `labels`); one `backward()` trains everything.
         logits: [B, T, V] natural-log probability of the next token given the prefix only, trees summed out over the
-            beam. They come from a search and carry no gradient; with `labels` or `actions` only where
-            `output_marginal_logits` asks for them.
+            beam. They come from a search and carry no gradient. With `labels` or `actions`, they need
+            `output_marginal_logits`.
         past_key_values (`cache` from transformers 5.24 on; both names are read): search state after the last token
             (with `use_cache`).
         hidden_states, attentions: of the bare model (with `output_hidden_states`, `output_attentions`). Models whose
@@ -75,8 +75,8 @@ class SyntacticLMOutput(InFieldOrder, CausalLMOutputWithPast):
         """A field by its name, or by its place among those that are there."""
         if key == "logits" and self.logits is None:
             raise KeyError(
-                "There are no logits beside the loss of given trees. Pass output_marginal_logits=True where the model "
-                "has it; with Trainer, leave label_smoothing_factor at 0."
+                "There are no logits beside the loss of given trees. Pass output_marginal_logits=True if the model has "
+                "it; with Trainer, leave label_smoothing_factor at 0."
             )
         return super().__getitem__(key)
 
@@ -109,9 +109,9 @@ class ParseOutput(ModelOutput):
         spans: per sentence, per hypothesis the inner nodes `(i, j)` in token positions of the input row, post-order;
             only as many hypotheses as the beam holds.
         actions: [B, N, A] action ids (GEN 0, COMP 1, padding -1; labeled trees: see `TransitionSystem`, padding 0).
-        log_probs: [B, N] log p(text, tree), the end of the text included (GPST has none: that its tree is complete);
-            -inf where a beam holds fewer hypotheses. `None` for methods without probabilities. Under normalization
-            "search" (RNNG, Tree LM) they need not descend: the search, which ranks the trees, knows the length.
+        log_probs: [B, N] log p(text, tree), with the end of the text (for GPST, that its tree is complete); -inf if a
+            beam holds fewer hypotheses. `None` for methods without probabilities. Under normalization "search" (RNNG,
+            Tree LM) they may be out of order, because the search that ranks the trees knows the length.
         token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the
             beam. Their sum is the log-probability of all texts that begin with this one (under normalization "search",
             RNNG and Tree LM, of those that do not end sooner), before the trees are closed. 0 at padding.
@@ -126,7 +126,7 @@ class ParseOutput(ModelOutput):
         stack_depth: [B, T] expected number of trees on the stack after each token.
         attention_entropy: [B, T] expected normalized attention entropy where each token is read (on request; Tree LM).
         belief_update: [B, T] at the last token of each word, Renyi divergence in nats of the weights of derivations
-            after the word from those before it (on request; `search/beliefs.py` has the definitions); elsewhere 0.
+            after the word from those before it (on request; defined in `search/beliefs.py`). Elsewhere it is 0.
         belief_cut: [B, T] likewise, the share of the weight after the word that the beam has dropped.
         labels: labels of `spans` (models with labeled trees).
         offsets: per sentence the position of its first token in the input row (left padding, begin token).

@@ -70,6 +70,10 @@ class ArgumentParser(HfArgumentParser):
             action.option_strings = [flag_of(long)]  # what is shown; what is parsed stands in a table of the parser
         return action
 
+    def takes_several(self, flag: str) -> bool:
+        """Whether an option takes a list of values."""
+        return getattr(self._option_string_actions.get(flag), "nargs", None) == "*"
+
     def error(self, message: str) -> NoReturn:
         """Raise ValueError instead of printing all options."""
         raise ValueError(f"{message}.")

@@ -234,7 +234,7 @@ class _Layout:
             count = self.num_whole + len(self.broken)
             logger.warning(
                 f"{self.source}: brackets begin in column 0 inside of {len(self.broken)} of {count} trees, first in "
-                f"line {second}; check that the tree of line {first} goes on there, and lacks no ')'"
+                f"line {second}; check that the tree of line {first} continues there, and lacks no ')'"
             )
 
     def _missing(self, first: int, second: int) -> str:

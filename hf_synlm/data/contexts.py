@@ -113,7 +113,10 @@ class ContextDataset(torch.utils.data.Dataset):
         self._opening, self._totals = self._read_index() or self._make_index()
         self._first_of_shard = np.cumsum([0, *self._totals["contexts_of_shards"]])
         if not len(self):
-            raise ValueError("No context is left. Check the text, the sentence splitting and max_sentence_tokens.")
+            raise ValueError(
+                f"No context is left of {corpus.folder}: {plural(self._totals['left_out'], 'sentence')} of more than "
+                f"{max_sentence_tokens} tokens. Raise --max-sentence-tokens, or name other text."
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without a memory-mapped index."""

@@ -132,8 +132,10 @@ class ParsedSentence:
         if output.token_log_probs is not None:
             row = output.token_log_probs[sentence].cpu().double().tolist()
             log_probs = tuple(math.fsum(row[i:j]) for i, j in zip([offset, *ends], ends, strict=False))
-        tags = getattr(output, "tags", None)
-        return cls(tuple(words), tuple(trees), log_probs, tags=None if tags is None else tuple(tags[sentence]))
+        tags, symbols = getattr(output, "tags", None), getattr(output, "preterminals", None)
+        if symbols is not None and len(symbols[sentence]) == 1:  # several trees have symbols of their own
+            tags = {sentence: symbols[sentence][0]}
+        return cls(tuple(words), tuple(trees), log_probs, tags=tuple(tags[sentence]) or None if tags else None)
 
     def brackets(self, hypothesis: int = 0) -> str:
         """One tree as brackets.
@@ -171,6 +173,13 @@ class ParsedSentence:
                 "a wider beam of a search may find more"
             )
         return self.hypotheses[hypothesis]
+
+    def drawn(self, hypothesis: int = 0) -> tuple[Sequence[Span], Sequence[str] | None]:
+        """Spans and labels of a tree as a picture shows it: tags are labels of their words."""
+        tree = self.tree(hypothesis)
+        if self.tags is None or tree.labels is None:
+            return tree.spans, tree.labels
+        return [*((k, k + 1) for k in range(len(self.words))), *tree.spans], [*self.tags, *tree.labels]
 
     def to_dict(self) -> dict[str, Any]:
         """The sentence as plain data for JSON; brackets are only for human readers."""

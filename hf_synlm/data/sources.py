@@ -44,6 +44,9 @@ EMPTY_ROWS = "rows without text dropped"
 LONG_ROWS = "rows over several lines, by a quotation mark"
 
 
+_TREE = re.compile(rb"\s*(\(\s*)?\([A-Z][A-Z-]*\s*\(+[A-Z]")
+
+
 class TextSource(ABC):
     """Text that can be read several times; with `is_split` every line is already a sentence."""
 
@@ -92,10 +95,12 @@ class TextFiles(TextSource):
     def _check_beginning(self, path: str) -> None:
         """Raise ValueError for files of another kind."""
         with open_unpacked(path) as file:
-            beginning = file.read(4)
+            beginning = file.read(200)
         if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
-        if beginning == b"PAR1" and self.kind != "parquet":
+        if self.kind == "text" and _TREE.match(beginning):
+            raise ValueError(f"{path} begins with a tree. Give it to --train-trees, or its words as text.")
+        if beginning.startswith(b"PAR1") and self.kind != "parquet":
             raise ValueError(f"{path} is Parquet. Give it a name that ends in .parquet.")
 
     def _read(self, path: str, counts: Counter[str]) -> Iterator[str]:

@@ -43,6 +43,7 @@ _LFS_POINTER = b"version https://git-lfs"
 _OTHER_ARCHIVE = re.compile(rb"\x28\xb5\x2f\xfd|PK\x03\x04|7z\xbc\xaf")  # zstd, zip, 7z
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 """Scripts that write no spaces between words: Thai and Lao, Burmese, Khmer, Japanese and Chinese."""
+_SEPARATOR = re.compile(r'"?sep=(.)"?[\r\n]*')
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -76,17 +77,19 @@ def read_csv(lines: Iterable[str], path: PathLike) -> Iterator[tuple[int, int, l
     """Rows of the lines of a CSV file, which keep their ends, each with the numbers of its first and its last line.
 
     Semicolons separate if the first line has some and no comma, as Excel writes it where commas are decimal points, and
-    tabs if it has neither.
+    tabs if it has neither. A line `sep=;` before it, by which Excel tells the mark, is no row.
     """
     lines = iter(lines)
     header = next(lines, "")
+    told = _SEPARATOR.fullmatch(header)
+    header = next(lines, "") if told else header
     csv.field_size_limit(2**31 - 1)  # a cell may be a long document
-    delimiter = next((mark for mark in ",;\t" if mark in header), ",")
+    delimiter = told[1] if told else next((mark for mark in ",;\t" if mark in header), ",")
     reader = csv.reader(chain([header] if header else [], lines), delimiter=delimiter, strict=True)
-    last = 0
+    last = before = int(bool(told))
     try:
         for fields in reader:
-            first, last = last + 1, reader.line_num
+            first, last = last + 1, before + reader.line_num
             yield first, last, fields
     except csv.Error as error:
         raise ValueError(

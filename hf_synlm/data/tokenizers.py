@@ -88,8 +88,8 @@ def train_wordpiece_tokenizer(
     """Train a WordPiece tokenizer in the style of BERT: BERT's normalization and splitting, ## before inner pieces.
 
     Ids 0 to 4 are [PAD], [UNK], [CLS], [SEP] and [MASK] as in BERT, 5 and 6 <|endoftext|> (bos and eos) and <|REDUCE|>.
-    Unlike BERT's own, encoding adds no [CLS] and [SEP], which a language model would have to predict, and no token
-    types.
+    Unlike BERT's own, it adds no [CLS] and [SEP], because a language model would have to predict them. It gives no
+    token types.
 
     Args:
         texts: the training text, e.g. one string per sentence.
@@ -224,8 +224,8 @@ def fast_tokenizer(backend: Tokenizer, **settings: str | list[str] | int) -> Pre
 
     Args:
         backend: the tokenizer.
-        **settings: its special tokens by role, e.g. `pad_token="<pad>"`; `num_model_tokens` = ids that the model has,
-            where the tokenizer has more, which the model refuses.
+        **settings: its special tokens by role, e.g. `pad_token="<pad>"`; `num_model_tokens`: number of ids of the
+            model, if it refuses some of the tokenizer's.
 
     Returns:
         A fast tokenizer of transformers.
@@ -241,7 +241,7 @@ def fast_tokenizer(backend: Tokenizer, **settings: str | list[str] | int) -> Pre
 
 
 def num_model_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Number of ids that a model needs for a tokenizer: all of them, but for those that the model refuses."""
+    """Number of ids that a model needs for a tokenizer, without those that the model refuses."""
     needed = tokenizer.init_kwargs.get("num_model_tokens", len(tokenizer))
     return max(needed, *(index + 1 for index in tokenizer.get_added_vocab().values()), 0)
 
@@ -299,7 +299,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike[str]) -> None:
-    """Save a tokenizer, without what it remembers of the place from which it was loaded.
+    """Save a tokenizer without the record of where it was loaded from.
 
     Args:
         tokenizer: the tokenizer; it is changed.
@@ -352,7 +352,7 @@ def add_classification_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def begin_token_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that begins the texts of a pretrained decoder: its begin token, but no mark of a chat's turns.
+    """The token that begins the texts of a pretrained decoder: its begin token, unless that marks the turns of a chat.
 
     SmolLM2-Instruct, for example, calls <|im_start|> its begin token, but its texts begin with <|endoftext|>.
     """

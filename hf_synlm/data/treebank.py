@@ -2,10 +2,10 @@
 """Reading constituency treebanks in the bracket format of the Penn Treebank.
 
 `( (S (NP-SBJ (DT The) (NN cat)) (VP (VBZ sleeps)) (. .)) )` becomes words, part-of-speech tags and labeled spans. A
-line may contain several trees, and a tree several lines. Removed are traces (tag -NONE-) and constituents that contain
-nothing else, function tags (NP-SBJ-1, NP=2, ADVP|PRT become NP, NP, ADVP) and the root wrapper. Kept are unary chains,
-as labeled spans, and words as in the file (-LRB- for a parenthesis). White space is that of ASCII: a no-break space is
-part of a word. `hf_synlm.data.brackets` says what else is read, such as the Penn-Helsinki style.
+line may contain several trees, and a tree several lines. Reading removes traces (tag -NONE-) and constituents that
+contain nothing else, function tags (NP-SBJ-1, NP=2, ADVP|PRT become NP, NP, ADVP) and the root wrapper. It keeps unary
+chains, as labeled spans, and words as in the file (-LRB- for a parenthesis). White space is that of ASCII: a no-break
+space is part of a word. `hf_synlm.data.brackets` says what else is read, such as the Penn-Helsinki style.
 
 Every tree has a constituent over the whole sentence. A wrapper around several constituents or words is a constituent,
 and so is the wrapper around a single word; its label is ROOT if it has none.
@@ -80,7 +80,7 @@ class TreebankSentence:
         labeled_spans: (label, i, j) of every constituent, half-open, in post-order; unary chains from bottom to top;
             with constituents over one word, without part-of-speech tags.
         source: "file:line" of the tree's opening bracket.
-        joined: whether each word stands in text without a space before it; None where the file does not say.
+        joined: whether a word follows the one before without a space; None if the file does not say.
     """
 
     words: tuple[str, ...]
@@ -152,9 +152,9 @@ def read_treebank(
     Args:
         path: file of bracketed trees, or of dependencies in CoNLL-U, which `read_dependency_trees` reads.
         encoding: character encoding of a file of brackets; None = that of the command, or UTF-8.
-        dependencies: options of `read_dependency_trees`; for brackets, which are constituents already, an error.
+        dependencies: options of `read_dependency_trees`; an error for brackets, which are constituents already.
         without_punctuation: remove the punctuation of dependencies; brackets keep it.
-        **options: of `parse_treebank`; of dependencies, `left_out` only.
+        **options: those of `parse_treebank`; for dependencies, `left_out` only.
 
     Yields:
         One `TreebankSentence` per tree that has words left.
@@ -208,18 +208,18 @@ def read_dependency_trees(
     Args:
         path: the file.
         structure: which constituents a word has with its dependents.
-        labels: of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
-        tokens: "surface": a multiword token is one word; "syntactic": its words are.
+        labels: label of all constituents of a word: its UPOS and P (NOUNP), X, or its relation to its head.
+        tokens: "surface": a multiword token is one word; "syntactic": it is several words.
         tags: of words.
-        punctuation: "remove" removes what UPOS calls PUNCT (in CoNLL-X: a tag of punctuation of the Penn Treebank),
-            before everything else.
+        punctuation: "remove" first removes words with UPOS PUNCT (in CoNLL-X: with a Penn Treebank tag of punctuation).
         nonprojective: "lift" makes trees projective, "skip" leaves out sentences that are not, "refuse" is an error.
         invalid: "skip" leaves out sentences whose dependencies form no tree, which are otherwise an error.
         mark_heads: add -HD to the label or tag of the part of a constituent that holds its head. Readers of function
             tags cut it off.
         left_out: counts the sentences that are left out.
-        counts: of what was changed: multiword tokens, empty nodes, sentences with crossing arcs, these arcs, lifts ...
-        lines: of the file, if it is open already.
+        counts: counts what was changed: multiword tokens, empty nodes, sentences with crossing arcs, these arcs, lifts
+            ...
+        lines: lines of the file, if it is open already.
 
     Yields:
         One sentence per tree that is not left out. Parentheses in words are -LRB- and -RRB-.
@@ -295,10 +295,10 @@ def parse_treebank(
         split_leaves: read a leaf of several words, (NN New York), as several words with the same tag. Otherwise it is
             an error, because it may also be a constituent whose words have no tags.
         drop_tags: leave out words with these tags, and constituents without other words.
-        drop_labels: leave out the brackets of these constituents; what is in them stays. A whole sentence that loses
-            its bracket is a ROOT.
+        drop_labels: labels whose brackets are left out; the words in them stay. A whole sentence that loses its bracket
+            is a ROOT.
         label_separators: characters before the function tags of constituents (`clean_label`).
-        lemma_separator: leaves are a word, this and its lemma, (NS cats-cat); the last one in the leaf counts.
+        lemma_separator: character between a word and its lemma, as in (NS cats-cat); the last one in the leaf counts.
         left_out: counts the trees without words under "no words".
 
     Yields:
@@ -324,15 +324,15 @@ def parse_treebank(
 
 
 def list_bad_lines(path: PathLike, **options: Any) -> list[str]:
-    """What is wrong with the lines of a file that has a tree on each line.
+    """Find the lines of a file that are not trees, where each line should hold one.
 
     Args:
         path: file of bracketed trees.
         **options: of `parse_treebank`.
 
     Returns:
-        A message for each line that cannot be read, with its number; nothing if most lines cannot: then trees stand on
-        several lines.
+        A message for each line that cannot be read, with its number; none if most lines cannot be read, because trees
+        then stand on several lines.
     """
     problems, num_lines = [], 0
     for number, line in enumerate(read_lines(path), 1):
@@ -457,11 +457,11 @@ def sentence_to_brackets(sentence: TreebankSentence) -> str:
 
 
 def binarize_sentence(sentence: TreebankSentence, direction: Literal["right", "left"]) -> TreebankSentence:
-    """Make the tree of a sentence binary; a new constituent has the label of the one that it is a part of.
+    """Make the tree of a sentence binary. A new constituent has the label of the constituent around it.
 
     Args:
         sentence: of a treebank.
-        direction: where the rest of the children goes.
+        direction: the side on which the other children are grouped.
 
     Returns:
         The sentence with further constituents; unary chains stay.
@@ -492,14 +492,14 @@ def to_ptb_concat(sentence: TreebankSentence) -> TreebankSentence | None:
 
     Source: Du et al. (2020), appendix A.3, steps 1 to 6, with three differences that give the published text. Of the
     3,914 sentences of the 10 % sample of the treebank in NLTK, 3,907 come out as in Mikolov's training file, token for
-    token (79 % by the appendix to the letter; its last step is to correct the rest by hand).
+    token (79 % by the letter of the appendix, whose last step corrects the rest by hand).
 
     * Not `$` but `%` becomes N: `$` is a word of the published text, `%` is not.
     * Numbers are all tokens of digits and the characters `. , : - \ /`, such as 1,200, 3\/4 and 1:30.
     * The apostrophe is removed where it closes a quotation (tag `''`).
 
     Args:
-        sentence: as `read_treebank` gives it, without empty elements and function tags.
+        sentence: a sentence of `read_treebank`, without empty elements and function tags.
 
     Returns:
         The sentence, its spans counted in the remaining words; `None` if no word remains.

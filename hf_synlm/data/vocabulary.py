@@ -2,12 +2,12 @@
 """Vocabularies of treebanks: words with classes of unknown words, or pieces of words with a mark at the end of word.
 
 All functions return a stock fast tokenizer of transformers: a saved one loads anywhere with
-`AutoTokenizer.from_pretrained(folder)`, without this library. Its input are sentences with white space between all
-words and punctuation marks, as in a treebank. It adds no special tokens.
+`AutoTokenizer.from_pretrained(folder)`, without this library. Its input is sentences with white space between all words
+and punctuation marks, as in a treebank. It adds no special tokens.
 
 **Classes of unknown words.** A word that is not in the vocabulary becomes one of a few classes that depend on its
-spelling: `Dogs` -> `<cunks>`, `1,200` -> `<unkn>`, as `unknown_class` says. In tokenizer.json it is steps of the
-normalizer that find the class, of every word that the regular expression of all known words does not match. Offsets are
+spelling: `Dogs` -> `<cunks>`, `1,200` -> `<unkn>`, as `unknown_class` says. In tokenizer.json, steps of the normalizer
+    find the class. They apply to every word that the regular expression of all known words does not match. Offsets are
 those of the word in the text. `tests/reference/unknown_words.py` has the rules as the authors' program writes them.
 """
 
@@ -128,10 +128,10 @@ def word_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Make a tokenizer whose tokens are the words of sentences and classes of unknown words.
 
-    Id 0 is `<pad>`, also the begin and end token, because sentences of a treebank have none; id 1 is `<unk>`; with
-    `end_token`, id 2 is `</s>`, begin and end token of a language model that reads sentence after sentence. The other
-    classes of all words of the sentences follow in alphabetical order, then the words, the most frequent first, ties in
-    alphabetical order. A class that is not in the vocabulary becomes `<unk>`.
+    Id 0 is `<pad>`, also the begin and end token, because sentences of a treebank have no such tokens; id 1 is `<unk>`;
+    with `end_token`, id 2 is `</s>`, begin and end token of a language model that reads sentence after sentence. The
+    other classes of all words of the sentences follow in alphabetical order, then the words, the most frequent first,
+    ties in alphabetical order. A class that is not in the vocabulary becomes `<unk>`.
 
     Args:
         sentences: per sentence its words, without white space inside.
@@ -140,18 +140,18 @@ def word_tokenizer(
             learns nothing about the classes.
         vocab_size: largest size of the vocabulary, with padding and classes; the rarest words are left out.
         lowercase: lower-case all text.
-        replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit; the token of
-            a word that is nothing else is `N#`, which is decoded as N.
+        replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit. A word that
+            consists of it alone becomes `N#`, which is decoded as N.
         end_token: make `</s>` the token between sentences.
 
     Returns:
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: there are no words or none is left, a word is empty or contains white space or a reserved character,
-            or the rule is unknown.
+        ValueError: there are no words, no word is left, a word is empty or contains white space or a reserved
+            character, or the rule is unknown.
 
-    Cost: O(words) to make; 2 to 4 microseconds per word to encode with 20,000 known words, 7 with 50,000 (one CPU
+    Cost: O(words) to make. Encoding takes 2 to 4 microseconds per word with 20,000 known words, 7 with 50,000 (one CPU
         core).
     """
     steps = _cleaning(lowercase, replace_numbers)
@@ -194,7 +194,7 @@ def tokenizer_of_words(
     """Make the tokenizer of a vocabulary of words.
 
     Args:
-        tokens: by id; the first is `<pad>`. With `replace_numbers` the word N is `N#`.
+        tokens: tokens in the order of their ids; the first is `<pad>`. With `replace_numbers` the word N is `N#`.
         unknown: rule of `unknown_class`; a class that is not in the vocabulary becomes `unknown_token`.
         lowercase: lower-case all text.
         replace_numbers: write N for each sequence of digits, commas and periods that begins with a digit.
@@ -205,7 +205,7 @@ def tokenizer_of_words(
         A fast tokenizer, padding on the left as generation wants it.
 
     Raises:
-        ValueError: tokens occur twice, or `<pad>` and `unknown_token` are not where they should be.
+        ValueError: tokens occur twice, `<pad>` is not the first, or `unknown_token` is missing.
     """
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens) or vocabulary.get(PAD_TOKEN) != 0 or unknown_token not in vocabulary:
@@ -332,7 +332,7 @@ def subword_tokenizer(
     """Train a tokenizer whose tokens are pieces of words; the last piece of each word ends in U+2581.
 
     Ids 0 to 3 are `<pad>`, `<unk>`, `<s>` (begin) and `</s>` (end) as in the authors' sentencepiece models. A character
-    that does not occur in the sentences becomes `<unk>`; with `byte_fallback`, one that occurs fewer than
+    that does not occur in the sentences becomes `<unk>`. With `byte_fallback`, a character that occurs fewer than
     `min_frequency` times becomes its bytes in UTF-8, so that some bytes are learned. The end of its word is then a
     separate piece, so that `word_final_ids` is always right. U+2581 in a text is read as an underscore.
 
@@ -458,14 +458,15 @@ def _learn_unigram(counts: Counter[str], vocab_size: int, special: list[str], al
 
 
 def word_final_ids(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Find the ids of a tokenizer of this module with which a word may end.
+    """Find the ids, of a tokenizer of this module, that may end a word.
 
     Args:
         tokenizer: made by `word_tokenizer` or `subword_tokenizer`.
 
     Returns:
-        One bool per id. For words and classes of unknown words all are True; for pieces True means an end of word: the
-        pieces that end in U+2581, and the special tokens except `<unk>`, which replaces a character inside a word.
+        One bool per id. For words and classes of unknown words all are True. For pieces, True marks those that end a
+            word: the pieces that end in U+2581, and the special tokens except `<unk>`, which replaces a character
+            inside a word.
 
     Raises:
         ValueError: the tokenizer marks the end of words in another way, or not at all.

@@ -316,7 +316,7 @@ def check_results_of(
                 f"{dtype}, or export with --dtype {measured['dtype']}."
             )
         if weights and not checksums:
-            logger.warning(f"{path} has no checksum of weights, so they may be others than those of {model!r}")
+            logger.warning(f"{path} has no checksum of weights, so they may not be those of {model!r}")
 
 
 def card_rows(

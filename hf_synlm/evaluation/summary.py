@@ -33,7 +33,7 @@ def load_runs(paths: Sequence[PathLike]) -> list[EvaluationResult]:
     counts = Counter(Path(path).resolve() for path in paths)
     twice = [str(path) for path in paths if counts[Path(path).resolve()] > 1]
     if twice:
-        raise ValueError(f"{', '.join(twice)} is one file, given more than once: a run counts once")
+        raise ValueError(f"{', '.join(twice)} is given more than once: give each run once")
     return [load_result(path) for path in paths]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`generate` for syntactic language models: preparation by transformers, decoding loop of this library.
 
-One step of the loop is one word; structural actions are inner steps, so processors, stopping criteria, end tokens,
+One step of the loop is one word, and structural actions are inner steps. So processors, stopping criteria, end tokens,
 length limits and streamers see words only. Two modes:
 
 * `structure_mode="joint"` (default): the papers' search over derivation and words together.
@@ -58,7 +58,7 @@ class SyntacticGenerateOutput(GeneratedTrees, GenerateDecoderOnlyOutput):
     Fields:
         sequences_scores: [B] sum over the new words and the derivation of log-probabilities in nats. Greedy search adds
             up the word scores that the processors give (without processors: log p(new words, derivation | prompt));
-            sampling those of the model itself, processors left out. -inf where the prompt has no derivation.
+            sampling adds up those of the model itself, without processors. -inf if the prompt has no derivation.
     """
 
 
@@ -69,8 +69,8 @@ class SyntacticGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput)
     Fields:
         sequences_scores: [B], always there: the sum of the action log-probabilities and of the word scores that the
             processors give (without processors: log p(new words, derivation | prompt)), in nats. Beam search, and beam
-            sampling with synchronous=False, divide it by (new words) ** length_penalty; word-synchronous beam sampling
-            does not. -inf where fewer sequences exist than were asked for: there the prompt stands alone.
+            sampling with synchronous=False, divide it by (new words) ** length_penalty. Word-synchronous beam sampling
+            does not. -inf for missing sequences, if fewer exist than were asked for; these are the prompt alone.
     """
 
 
@@ -109,7 +109,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
     """The loop of `generate(..., synchronous=False)`."""
     generation_options = SYNTACTIC_GENERATION_DEFAULTS
     predicts_special_tokens = False
-    """Whether padding and begin token have a probability as words, from which `generate` must be kept."""
+    """Whether padding and begin token have a probability as words, so that `generate` must exclude them."""
     _is_stateful = True
 
     def word_search(
@@ -119,7 +119,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
 
         Args:
             num_beams: Width K; None = `config.scoring_num_beams`.
-            eos_token_ids: Words that may only be generated when exactly one tree is on the stack, and end the text [E].
+            eos_token_ids: Words [E] that end the text. They may come only when exactly one tree is on the stack.
             renormalize: Forbid structural actions before the softmax over actions instead of after it.
 
         Returns:
@@ -194,7 +194,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         The trees are those of the model alone, read from left to right.
 
         Args:
-            input_ids: [B, T], one sentence per row; a begin token is the beginning itself.
+            input_ids: [B, T], one sentence per row; a begin token only marks its start.
             attention_mask: [B, T], 1 = token; None = all but padding.
             num_beams: width of the search; None = `config.scoring_num_beams`.
             **options: `word_ends` [B, T], True at the last piece of every word: no constituent crosses a word.
@@ -240,35 +240,35 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         context_sentence_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> SyntacticGenerateOutput | SyntacticGenerateBeamOutput | Tensor:
-        """Continue prompts word by word, with the trees of what is written.
+        """Continue prompts word by word, and build their trees.
 
         Joint mode (default):
             num_beams=1: greedy over structure and words.
             num_beams=K: word-synchronous beam over (derivation, words), p(new words, derivation | prompt).
             do_sample, num_beams=1: exact ancestral sampling. A derivation of the prompt and the structural actions
-                are drawn from their posterior, the word under the warpers (top_k, top_p, temperature, ..), which do
-                not change how actions are drawn.
-            do_sample, num_beams=K: the authors' procedure: at every word a beam of K, one hypothesis of which is
-                drawn in proportion to its probability; the beam then starts anew from it.
+                are drawn from their posterior. Words are drawn under the warpers (top_k, top_p, temperature, ..),
+                actions without them.
+            do_sample, num_beams=K: the authors' procedure. At every word, one hypothesis of a beam of K is drawn in
+                proportion to its probability; the beam then starts anew from it.
         Marginal mode: stock decoding on the next-word distribution of `forward`, for RNNG and Tree LM with the end of
             the sentence; returns stock outputs, no trees.
 
         Args:
-            inputs: Prompts [B, L]; left padding. A begin token is the beginning itself.
+            inputs: Prompts [B, L]; left padding. A begin token only marks the start.
             generation_config: Options; keyword arguments win.
             logits_processor: Extra processors of word scores; they see one row of words per hypothesis. In joint mode
                 they run several times per word (before and after every structural action), so each must be a pure
-                function of (ids, scores): a processor that counts its calls or has a state gives wrong scores.
+                function of (ids, scores). A processor that counts its calls or has a state gives wrong scores.
             stopping_criteria: Extra criteria; they see sequences of words.
             structure_mode: "joint" or "marginal".
-            action_beam_size: GPST: number of derivations with which a prompt is read (default
+            action_beam_size: GPST: number of derivations kept while a prompt is read (default
                 `config.scoring_num_beams`, at least num_beams), and the size of the state in marginal mode. RNNG: beam
                 inside a word, at least num_beams (default `config.action_beam_size`).
             close_tree: Complete the tree by forced actions when a criterion (usually the length) ends the text before
                 an end token does; their probability counts. False leaves a forest.
             synchronous: False is the paper's baseline "w/o sync": at every step the best num_beams single actions (COMP
-                or any word) stay, also if their hypotheses differ in length; with do_sample, num_beams are drawn.
-                See generation/action_decoder.py. Joint mode only.
+                or any word) stay, even if their hypotheses differ in length. With do_sample, num_beams are drawn. See
+                generation/action_decoder.py. Joint mode only.
             context_sentence_ids: [B, L], > 0 at tokens of complete sentences before the prompt. They are encoded with
                 their induced trees, and the stack starts empty after them. Joint mode only.
             **kwargs: Any argument of transformers that applies: prefix_allowed_tokens_fn, streamer (gets the words, for
@@ -276,7 +276,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
                 negative_prompt_ids; and any option: num_beams, num_return_sequences, do_sample, top_k,
                 top_p, temperature, max_new_tokens, min_new_tokens, eos_token_id, stop_strings, repetition_penalty,
                 length_penalty, early_stopping, output_scores, return_dict_in_generate, ... And those of the model:
-                fast_track_size for RNNG. The model's own end token (`config.eos_token_id`) ends every text, but for
+                fast_track_size for RNNG. The model's own end token (`config.eos_token_id`) ends every text, unless
                 eos_token_id=None; in joint mode it may come only when exactly one tree is on the stack. At any other
                 eos_token_id the text just stops. In joint mode the hypotheses of a beam are texts with their
                 derivations, so num_return_sequences may give one text several times, with different derivations.
@@ -371,7 +371,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Inputs of one step of the stock loops; without a cache each step gets an empty one of the right beam.
 
-        Padding on the right goes to the left: the loops read the next word at the last column.
+        Padding on the right is moved to the left, because the loops read the next word at the last column.
         """
         new_cache = kwargs.pop("new_cache", None)
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
@@ -478,7 +478,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         Args:
             sequences: [B, L], of `generate`.
             scores: of `generate`.
-            beam_indices: of `generate` in marginal mode.
+            beam_indices: those of `generate` in marginal mode.
             normalize_logits: normalize the scores first.
 
         Returns:

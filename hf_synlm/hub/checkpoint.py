@@ -133,16 +133,14 @@ def check_model_source(
         check_hub(name, revision, (CONFIG_FILE, ADAPTER_FILE, gguf_file or CONFIG_FILE), subfolder)
         return
     if revision is not None:
-        raise ValueError(
-            f"revision {revision!r}: {str(name)!r} is a folder, and revisions are of the Hub. Leave it out."
-        )
+        raise ValueError(f"revision {revision!r}: {str(name)!r} is a folder, which has no revisions. Leave it out.")
     folder = Path(name) / subfolder
     if gguf_file is None and not any((folder / file).is_file() for file in (CONFIG_FILE, ADAPTER_FILE)):
         steps = [file.parent for file in (folder / STATE_FILE, *folder.glob(f"step_*/{STATE_FILE}")) if file.is_file()]
         if steps:
             newest = max(steps, key=lambda step: int(step.name.rpartition("_")[2]) if step.name[-1].isdigit() else 0)
             raise ValueError(
-                f"{str(folder)!r} is a training run or its checkpoint, and no model: `synlm export {newest} --out "
+                f"{str(folder)!r} is a training run or its checkpoint, not a model: `synlm export {newest} --out "
                 "FOLDER` makes one of the checkpoint. Or let the run end, which writes `model` into its folder."
             )
         raise ValueError(f"{str(folder)!r} is not a model folder: it has no {CONFIG_FILE}. Name a folder that has one.")
@@ -242,7 +240,7 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
         files = code_files(folder, reference)
         missing = sorted(file.name for file in files if not file.is_file())
         if missing:
-            raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, not in the folder. Export it again.")
+            raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, which is missing. Export it again.")
         needing = [file.name for file in sorted(files) if _OF_PACKAGE.search(file.read_text(encoding="utf-8"))]
         if needing:
             raise ValueError(

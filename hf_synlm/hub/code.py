@@ -5,8 +5,9 @@ import yaml
 
 import hf_synlm
 from hf_synlm.hub.card import TAGS
-from hf_synlm.hub.export import check_repo_id, commit_files, requirements
+from hf_synlm.hub.export import requirements
 from hf_synlm.hub.flatten import LICENSE, all_flat_files
+from hf_synlm.hub.upload import check_repo_id, commit_files
 
 _CARD = """---
 {front_matter}---
@@ -28,7 +29,7 @@ def code_repository(repo_id: str) -> dict[str, str]:
         repo_id: its name on the Hub, for its card.
 
     Returns:
-        Text by name: the code of all architectures, its licence, what it needs, and a card.
+        Text by name: the code of all architectures, its licence, its requirements, and a card.
 
     Raises:
         ValueError: `repo_id` is not OWNER/NAME.

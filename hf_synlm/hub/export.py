@@ -7,16 +7,12 @@ A folder appears under its name when all of it is written. An interrupted export
 import copy
 import json
 import os
-import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from safetensors.torch import load, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -24,10 +20,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, position_limit
 from hf_synlm.data.files import check_target, folder_writer, read_json
 from hf_synlm.data.tokenizers import num_model_tokens, save_tokenizer
-from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card, saved_card
+from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card
 from hf_synlm.hub.checkpoint import (
     INDEX_FILE,
-    PICKLES,
     SPECIAL_IDS,
     StoredTensor,
     check_complete,
@@ -38,13 +33,10 @@ from hf_synlm.hub.checkpoint import (
 )
 from hf_synlm.hub.flatten import all_flat_files
 from hf_synlm.hub.loading import load_tokenizer
+from hf_synlm.hub.upload import check_repo_id
 
 # Names that safetensors has for the types of weights.
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Refusals of the Hub, and what its client's HTTP library raises where nobody answers.
-_HUB_ERRORS = HfHubHTTPError.__bases__
-# Not pushed: settings of editors and environments (.env), and what Python left behind.
-_LEFT_OUT = [".*", "*/.*", "__pycache__/*", "*/__pycache__/*"]
 
 
 def export_model(
@@ -72,10 +64,10 @@ def export_model(
         card: text of README.md; by default it is made from the facts.
         overwrite: replace an existing folder. The old one stays until the new one is complete.
         state_dict: weights to save instead of `model.state_dict()`.
-        facts: what the card states, see `fill_card`; `repo_id` is by default the name of the folder. The file card.yaml
+        facts: facts on the card, see `fill_card`; `repo_id` is by default the name of the folder. The file card.yaml
             holds them, so that `synlm export` can make the card of a copy.
         stored: types in which the weights are stored, by `stored_tensors` of the model that was loaded; by default that
-            of the model. The configuration goes on saying in which type they are loaded.
+            of the model. The configuration still names the type in which they are loaded.
         code_repo: repository of the Hub (see `push_code`) from which the folder loads its code, which it does not hold
             then; by default the folder is self-contained.
 
@@ -137,7 +129,7 @@ def _store_as(folder: Path, wanted: Mapping[str, StoredTensor]) -> None:
 
 
 def requirements(*more: str) -> str:
-    """What the code of an exported folder needs, for its requirements.txt, with the versions that were tested."""
+    """The packages that the code of an exported folder needs, for its requirements.txt, in tested versions."""
     major, minor = NEWEST_TRANSFORMERS.split(".")
     tested = f">={OLDEST_TRANSFORMERS},<{major}.{int(minor) + 1}"
     return "\n".join(["torch", f"transformers{tested}", *more, ""])
@@ -164,121 +156,6 @@ def _example(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str]:
         ):
             return {"example": text}
     return {}
-
-
-def push_to_hub(
-    folder: str | os.PathLike,
-    repo_id: str,
-    *,
-    private: bool = False,
-    revision: str | None = None,
-    token: str | None = None,
-    commit_message: str = "Upload model",
-) -> str:
-    """Upload an exported folder as one commit, hidden files left out.
-
-    All files arrive or none: the commit is made on the Hub once the last of them is there.
-
-    Args:
-        folder: what `export_model` wrote. The example on its card gets the name of the repository.
-        repo_id: name on the Hub, as in "organization/name"; the repository is made if it does not exist.
-        private: visibility of a new repository.
-        revision: branch, made if it does not exist; by default the main one.
-        token: access token; by default the one that `hf auth login` stored.
-        commit_message: message of the commit.
-
-    Returns:
-        The hash of the commit, for `from_pretrained(..., revision=...)`.
-
-    Raises:
-        ValueError: if `repo_id` is not a valid name, or the folder is incomplete or holds pickled files. Nothing is
-            uploaded then.
-        OSError: if the Hub refuses the upload or cannot be reached.
-    """
-    check_repo_id(repo_id)
-    files: dict[str, Any] = {name: Path(folder) / name for name in files_to_push(folder)} | _named_card(folder, repo_id)
-    return commit_files(repo_id, files, private, revision, token, commit_message)
-
-
-def commit_files(
-    repo_id: str, files: Mapping[str, Any], private: bool, revision: str | None, token: str | None, message: str
-) -> str:
-    """Make one commit of files (a path or bytes by name), and the repository and branch if needed; returns its hash."""
-    api = HfApi(token=token)
-    try:
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        if revision is not None:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        operations = [CommitOperationAdd(name, content) for name, content in files.items()]
-        commit = api.create_commit(repo_id, operations, commit_message=message, revision=revision)
-    except _HUB_ERRORS as error:
-        raise ConnectionError(f"{repo_id!r} was not pushed: {error}") from error
-    return str(commit.oid)
-
-
-def _named_card(folder: str | os.PathLike, repo_id: str) -> dict[str, bytes]:
-    """Files of a card that names another repository, with this one."""
-    facts, text = saved_card(os.fspath(folder))
-    if facts is None or text is None or facts["repo_id"] == repo_id:
-        return {}
-    old = re.escape(facts["repo_id"])
-    text = re.sub(rf'(from_pretrained\("|huggingface\.co/|--model ){old}(?=["#\s])', rf"\g<1>{repo_id}", text)
-    return {"README.md": text.encode(), FACTS_FILE: facts_text({**facts, "repo_id": repo_id}).encode()}
-
-
-def check_repo_id(repo_id: str) -> None:
-    """Check that a name can be one of a repository on the Hub.
-
-    Args:
-        repo_id: the name.
-
-    Raises:
-        ValueError: it is not OWNER/NAME.
-    """
-    validate_repo_id(repo_id)
-    if "/" not in repo_id:
-        raise ValueError(f"{repo_id!r} has no owner. Name the repository OWNER/NAME.")
-
-
-def files_to_push(folder: str | os.PathLike) -> dict[str, int]:
-    """Files that `push_to_hub` uploads.
-
-    Args:
-        folder: what `export_model` wrote.
-
-    Returns:
-        Size in bytes by name, sorted by name.
-
-    Raises:
-        ValueError: when the folder is not complete, holds pickled files, or links to files outside of it.
-    """
-    check_complete(folder)
-    root = Path(folder)
-    sizes = {str(path.relative_to(root)): path.stat().st_size for path in sorted(root.rglob("*")) if path.is_file()}
-    names = list(filter_repo_objects(sizes, ignore_patterns=_LEFT_OUT))
-    outside = [name for name in names if not (root / name).resolve().is_relative_to(root.resolve())]
-    if outside:
-        raise ValueError(f"{os.fspath(folder)!r} links to files outside of it, {outside}. Remove or copy them.")
-    pickled = [name for name in names if any(Path(name).match(pattern) for pattern in PICKLES)]
-    if pickled:
-        raise ValueError(
-            f"{os.fspath(folder)!r} holds pickled files, {pickled}, which can run code when they are loaded. Remove "
-            "them, or export the model again: weights belong in safetensors."
-        )
-    return {name: sizes[name] for name in names}
-
-
-def check_login() -> None:
-    """Check that the Hub can be reached and knows the user's token.
-
-    Raises:
-        OSError: it cannot, or does not.
-    """
-    try:
-        HfApi().whoami()
-    except _HUB_ERRORS as error:
-        reason = str(error).partition("\n")[0]
-        raise ConnectionError(f"no login on the Hub: {reason} Log in by `hf auth login`, or set HF_TOKEN.") from error
 
 
 def _check_code(model: Any) -> None:

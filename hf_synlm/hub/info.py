@@ -33,7 +33,7 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
     """Describe a model from its files.
 
     Args:
-        name: a folder, or a name on the Hub, of which everything but the weights is downloaded.
+        name: a folder, or a name on the Hub; then all files but the weights are downloaded.
         revision: branch, tag or commit on the Hub.
 
     Returns:

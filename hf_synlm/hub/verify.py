@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that an exported folder computes the same with and without this package.
 
-`verify_export`, and the command `synlm verify`, loads the folder twice, here and in a process where `import hf_synlm`
-fails, and compares configuration, tokenizer, logits, parses and generated text with its trees. That process runs this
+`verify_export`, and the command `synlm verify`, loads the folder twice: here, and in a process where `import hf_synlm`
+    fails. It compares configuration, tokenizer, logits, parses and generated text with its trees. That process runs
+    this
 file as a script, so the file imports the package only in the functions that compare.
 """
 
@@ -63,20 +64,20 @@ def verify_export(
     """Compare a model folder with and without this package.
 
     Args:
-        folder: what `export_model` or `save_pretrained` wrote, with a tokenizer.
-        texts: what is tokenized, scored, parsed and continued.
+        folder: a folder that `export_model` or `save_pretrained` wrote, with a tokenizer.
+        texts: texts to tokenize, score, parse and continue.
         max_new_tokens: length of the greedy generation.
         tolerance: largest absolute difference of a number that still passes; 0 asks for equal bits. Trees and
             tokens must always be equal.
         backbone: folder or Hub name of the backbone of an adapter; by default the one that the adapter names.
 
     Returns:
-        The report. Differences are in it; they do not raise.
+        The report. Differences are in the report; they raise no error.
 
     Raises:
         ValueError: if there is no such folder, it has no config.json or no auto_map, it lacks code, weights or a
             tokenizer, or its code imports hf_synlm.
-        RuntimeError: if the process without hf_synlm itself fails, with the end of what it wrote.
+        RuntimeError: if the process without hf_synlm itself fails, with the end of its output.
     """
     from hf_synlm.hub.abilities import declared
     from hf_synlm.hub.checkpoint import check_complete, code_repositories

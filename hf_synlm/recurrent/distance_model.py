@@ -65,8 +65,8 @@ class DistanceLanguageModel(RecurrentLanguageModel):
             attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are.
             labels: [B, T] = `input_ids` with -100 where the loss does not count; they are shifted here.
             distances: [B, T] gold distances, value t of the gap before token t; NaN where there is none. They need
-                labels, and a model with supervised distances. Without them nothing is learned from trees. What ends
-                with `eos_token_id` is a sentence.
+                labels, and a model with supervised distances. Without them nothing is learned from trees. A sentence
+                ends with `eos_token_id`.
             **options: see `RecurrentLanguageModel.score_text`.
 
         Returns:
@@ -74,7 +74,7 @@ class DistanceLanguageModel(RecurrentLanguageModel):
             "language_model", "activation", "temporal_activation" and "syntactic_distance", as far as the model has them
 
         Raises:
-            ValueError: see `score_text`; and for gold distances that nothing is trained on.
+            ValueError: see `score_text`; and for gold distances that train nothing.
         """
         labeled = labels is not None or options.get("shift_labels") is not None
         remedy = None if self.learns_from_trees else self.supervision_remedy
@@ -85,7 +85,7 @@ class DistanceLanguageModel(RecurrentLanguageModel):
         """How many items each part of the loss is a mean over (see `RecurrentLanguageModel.count_loss_items`).
 
         Pairs of distances are counted inside the rows given here. Scope "batch", and the batch normalization of PRPN,
-        look at whole batches, which pieces of them cannot add up to.
+        look at whole batches, so that pieces do not add up to them.
         """
         counts = super().count_loss_items(input_ids, **others)
         if self.learns_from_trees and self.config.syntactic_distance_reduction == "mean":
@@ -121,10 +121,10 @@ class DistanceLanguageModel(RecurrentLanguageModel):
             word_ends: [B, T], True at the last piece of every word: the distances at the beginnings of words count.
             method: only "distance" is possible.
             decoder: "unbiased", or "biased" to the right, as the authors of PRPN decode (see `distances_to_spans`).
-            distances: "supervised" (those that learn from gold trees) or "language_model"; default: the first where
+            distances: "supervised" (those that learn from gold trees) or "language_model"; default: "supervised" if
                 there are any.
-            layer: whose distances, of those that have some (PRPN and Ordered Memory: 0); default: the last supervised
-                layer, or the middle one of an unsupervised model, as the authors of ON-LSTM evaluate (the second of
+            layer: the layer whose distances count (PRPN and Ordered Memory: 0); default: the last supervised layer, or
+                the middle one of an unsupervised model, as in the evaluation of ON-LSTM's authors (the second of
                 three).
             num_beams: has no effect: the words alone determine the distances, and so the tree.
 

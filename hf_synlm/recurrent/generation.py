@@ -65,11 +65,10 @@ class RecurrentGenerationMixin(WordGenerationMixin):
             logits_processor: Extra processors of word scores.
             stopping_criteria: Extra criteria.
             structure_mode: "joint" or "marginal", which are one here: the words alone determine the tree.
-            **kwargs: `attention_mask` [B, L]; `tokenizer`, which tells the words where tokens are pieces of them: no
-                constituent ends inside a word then; `inputs_embeds` [B, L, E] instead of a prompt; and any option of
-                transformers: num_beams, num_return_sequences, do_sample, top_k, top_p, temperature, max_new_tokens,
-                eos_token_id, stop_strings, repetition_penalty, length_penalty, output_scores, return_dict_in_generate,
-                streamer, ...
+            **kwargs: `attention_mask` [B, L]; `tokenizer`, which tells where words end, so that no constituent ends
+                inside a word; `inputs_embeds` [B, L, E] instead of a prompt; and any option of transformers: num_beams,
+                num_return_sequences, do_sample, top_k, top_p, temperature, max_new_tokens, eos_token_id, stop_strings,
+                repetition_penalty, length_penalty, output_scores, return_dict_in_generate, streamer, ...
 
         Returns:
             Sequences [B * num_return_sequences, L'], or with `return_dict_in_generate=True` an output with `sequences`,

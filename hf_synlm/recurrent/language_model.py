@@ -131,7 +131,7 @@ class RecurrentPreTrainedModel(SyntacticPreTrainedModel):
 
 
 class Segment(NamedTuple):
-    """A piece of text as a network reads it, and what is wanted of it."""
+    """A segment of text for a network, and the outputs that are wanted."""
 
     embedded: Tensor
     """[B, T, E], the tokens at the left end of their rows."""
@@ -165,7 +165,7 @@ class RecurrentNetwork:
         raise NotImplementedError  # every network writes it
 
     def read(self, segment: Segment, state: tuple[Tensor, ...]) -> tuple[RecurrentModelOutput, tuple[Tensor, ...]]:
-        """Hook: what the network says of a segment, and the state after the last token of every row."""
+        """Hook: the output of the network for a segment, and the state after the last token of every row."""
         raise NotImplementedError  # every network writes it
 
     def embed(
@@ -203,8 +203,8 @@ class RecurrentNetwork:
 
         Args:
             input_ids: [B, T] token ids.
-            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask over
-                all columns read so far will do. Without a mask every column is a token (LSTM: all but runs of
+            attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are. With a cache, a mask may
+                cover all columns read so far. Without a mask every column is a token (LSTM: all but runs of
                 `pad_token_id` at both ends).
             past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
@@ -248,7 +248,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         self.post_init()
 
     def output_features(self, output: RecurrentModelOutput) -> Tensor:
-        """Hook: what `lm_head` reads [B, T, E], by default the states of the last layer with locked dropout."""
+        """Hook: the input [B, T, E] of `lm_head`, by default the states of the last layer with locked dropout."""
         return locked_dropout(output.last_hidden_state, self.config.output_dropout, self.training)
 
     def penalties(self, output: RecurrentModelOutput, features: Tensor) -> dict[str, WeightedLoss]:
@@ -265,8 +265,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
     ) -> dict[str, WeightedLoss]:
         """Hook: weight and value of losses of gold trees, by the names of `losses`.
 
-        `gold` is what `score_text` got. `input_ids` is None if embeddings were given, for which there are no gold
-        trees.
+        `gold` is that of `score_text`. `input_ids` is None if embeddings were given, for which there are no gold trees.
         """
         return {}
 
@@ -291,12 +290,12 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             input_ids: [B, T] token ids.
             attention_mask: [B, T], 1 = token; masked columns are skipped, wherever they are.
             labels: [B, T] = `input_ids` with -100 where the loss does not count; they are shifted here.
-            gold: what `supervised_losses` gets.
+            gold: for `supervised_losses`.
             past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            loss_shares: by part, the share of a step's items in this call, if a step takes several calls (see
+                `count_loss_items`). The losses of the calls then add up to that of all their rows together.
             inputs_embeds: [B, T, E] instead of `input_ids`; whole words cannot be dropped from them.
             **more: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
                 replace `labels`); `output_hidden_states` and `output_attentions` of the bare network.

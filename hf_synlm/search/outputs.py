@@ -14,8 +14,8 @@ from hf_synlm.core.outputs import InFieldOrder
 class SyntacticModelOutput(InFieldOrder, ModelOutput):
     """Output of the bare GPST model, and of the bare RNNG: one pass over given sentences with their trees.
 
-    The trees are induced from whole sentences, or given, so these states see the future through them: features, not a
-    language model.
+    The trees are given, or induced from whole sentences. So these states see later words: use them as features, not as
+    a language model.
 
     Fields:
         last_hidden_state: [B, T, D] state of the token layers after each token.
@@ -29,7 +29,7 @@ class SyntacticModelOutput(InFieldOrder, ModelOutput):
         structure: `TreeStructure`, which heads and losses of this package read (GPST, with `output_structure`).
         chart: dict of chart tensors (with `output_chart`).
         hidden_states: with `output_hidden_states`, states after each token [B, T, *], the last one being
-            `last_hidden_state`. GPST: what the type layers read at the slot that predicts the next token, then the
+            `last_hidden_state`. GPST: the inputs of the type layers at the slot that predicts the next token, then the
             output there of every type layer and of every token layer. RNNG: the word embeddings, the states of every
             layer of the stack LSTM, the prediction vectors; 0 at padding.
         attentions: with `output_attentions`, weights over slots (GPST): of every type layer [B, H, A, A], then of every

@@ -64,7 +64,7 @@ def _split_inputs(
     of_text = mask & (context_sentence_ids == 0)
     descends = (context_sentence_ids < context_sentence_ids.cummax(1).values) | of_text.cummax(1).values
     if bool(((context_sentence_ids != 0) & (descends | (context_sentence_ids < 0))).any()):
-        raise ValueError("context_sentence_ids must be 1, 2, .. in the sentences before a text, in order, and 0 in it")
+        raise ValueError("context_sentence_ids must number the sentences before a text 1, 2, .., and be 0 in the text")
     return of_text, context_sentence_ids
 
 
@@ -381,7 +381,7 @@ def marginal_logits(
     mask = _new_columns(search.machine.config, input_ids, attention_mask, cache)
     check_aligned(input_ids, word_ends=word_ends)
     if isinstance(logits_to_keep, int) and logits_to_keep < 0:
-        raise ValueError(f"logits_to_keep={logits_to_keep} must not be negative: the number of last columns, 0 = all")
+        raise ValueError(f"logits_to_keep={logits_to_keep} must not be negative: 0 keeps all columns")
     batch, width = input_ids.shape
     text = Rows.of(input_ids, mask)
     if cache.state is None:

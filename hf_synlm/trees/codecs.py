@@ -41,13 +41,13 @@ class TreeCodec:
     """
 
     closing: Sequence[int] = ()
-    """Ids behind the words of a text."""
+    """Ids after the words of a text."""
     field = "spans"
     """Name of the tree in a row and in a batch."""
     padding = PAD_ACTION
-    """What fills it beyond the end of a row."""
+    """The value that pads it."""
     labels = tuple[str, ...]()
-    """Of constituents, if the model reads labels."""
+    """Labels of constituents, if the model reads labels."""
 
     def unknown(self, labeled_spans: Sequence[Constituent], num_words: int) -> list[Constituent]:
         """Constituents whose label the model lacks. A tree with such constituents cannot be encoded."""
@@ -56,15 +56,15 @@ class TreeCodec:
     def encode(self, ids: Sequence[int], word_ends: Sequence[bool], labeled_spans: Sequence[Constituent]) -> Row:
         """The row of a sentence with its tree; ValueError if the spans do not form a tree over the words.
 
-        Models of binary trees read the tree binarized to the right, with the tokens of a word as a constituent, and
-        what ends a text behind it. Cost: O(n log n).
+        Models of binary trees read the tree binarized to the right, with the tokens of a word as a constituent, and the
+        end of a text after it. Cost: O(n log n).
         """
         spans = binary_token_spans([span[1:] for span in labeled_spans], word_ends)
         tree = self.write(spans, len(ids))
         return {"input_ids": [*ids, *self.closing], "word_ends": list(word_ends), self.field: tree}
 
     def decode(self, row: Row) -> list[Constituent]:
-        """The tree of a row, in post-order: inverse of `encode` but for what that adds or leaves out."""
+        """The tree of a row, in post-order; inverse of `encode`, except for parts that it adds or leaves out."""
         spans = self.read(row[self.field], len(row["word_ends"]))
         return [(NO_LABEL, i, j) for i, j in fold_tokens(spans, row["word_ends"])]
 
@@ -77,7 +77,7 @@ class TreeCodec:
         return list(tree)
 
     def key(self, row: Row) -> tuple:
-        """Equal for equal trees of a sentence."""
+        """A key that is equal for equal trees of a sentence."""
         return tuple(row[self.field])
 
     def pad(self, rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class TreeCodec:
         return trees
 
     def steps(self, batch: Row) -> tuple[Tensor, Tensor]:
-        """The decisions of a batch about trees [B, A], negative where there is none; tokens read before each [B, A]."""
+        """The decisions of a batch about trees [B, A], negative if there is none; tokens read before each [B, A]."""
         mask = batch["attention_mask"]
         actions = map(spans_to_actions, batch["spans"], mask.sum(1).tolist())
         return _steps(pad_rows(actions, PAD_ACTION).to(mask.device), GEN, PAD_ACTION)
@@ -120,7 +120,7 @@ class ActionCodec(TreeCodec):
 
 @dataclass(frozen=True, kw_only=True)
 class AttachmentCodec(ActionCodec):
-    """Attachments of tokens (Pushdown Layers; see models/pushdown/tape.py), also of the ids behind the words."""
+    """Attachments of tokens (Pushdown Layers; see models/pushdown/tape.py), also of the ids after the words."""
 
     ends: Sequence[int] = ()
     """Attachments of `closing`."""
@@ -204,7 +204,7 @@ CODECS: dict[str, Callable[[Any], TreeCodec]] = {
     "attachments": lambda config: AttachmentCodec(closing=tuple(config.closing), ends=tuple(config.closing.values())),
     "labeled": lambda config: LabeledCodec(config.transition_system, tuple(config.nonterminals)),
 }
-"""Makes the codec of a model by its configuration, which names it."""
+"""Makes the codec that the configuration of a model names."""
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -258,7 +258,7 @@ def binary_token_spans(spans: Sequence[Span], word_ends: Sequence[bool]) -> list
 def tree_attachments(spans: Sequence[Span], num_tokens: int) -> list[int]:
     """Attachments of positions 1 .. n of a binary tree, given by its spans in post-order without leaves.
 
-    The last position of the left part of the widest constituent that ends there, else the position itself.
+    Each is the last position of the left part of the widest constituent that ends there, else the position itself.
     """
     if len(spans) != num_tokens - 1:
         raise ValueError(f"{len(spans)} spans over {num_tokens} tokens are not a binary tree. Binarize it first.")

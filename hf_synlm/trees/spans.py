@@ -47,8 +47,8 @@ def validate_spans(
             )
         if end - start < min_width:
             raise ValueError(
-                f"span ({start}, {end}) is {end - start} token(s) wide, less than {min_width}: "
-                "leaves are not listed among the spans of a tree, remove it"
+                f"span ({start}, {end}) is {end - start} token(s) wide, less than {min_width}: remove it, because "
+                "leaves are not among the spans of a tree"
             )
     # Sorted by start, longest first, every span must end inside the innermost span that is still open.
     open_spans: list[Span] = []
@@ -130,7 +130,7 @@ def _write_brackets(openings: Sequence[tuple[str, int, int]], words: Sequence[st
 
 
 def check_words(words: Sequence[str], is_space: Callable[[str], bool] = str.isspace) -> None:
-    """Raise ValueError if a word is empty or has white space, by default that of Unicode, where tokenizers split."""
+    """Raise ValueError if a word is empty or has white space, by default that of Unicode, at which tokenizers split."""
     for position, word in enumerate(words):
         if not word or any(map(is_space, word)):
             raise ValueError(

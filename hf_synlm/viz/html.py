@@ -8,7 +8,7 @@ embedded anywhere.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-from hf_synlm.data.parsed import Hypothesis, ParsedSentence, posteriors
+from hf_synlm.data.parsed import ParsedSentence, posteriors
 from hf_synlm.data.text import plural
 from hf_synlm.viz.svg import escape_xml, tree_to_svg
 
@@ -108,21 +108,21 @@ def _body(sentence: ParsedSentence, pictures: Mapping[str, str] | None = None) -
     if not sentence.hypotheses:
         parts.append("<p>The search found no complete tree. A wider beam may find one.</p>")
         if sentence.words:
-            parts.append(_tree(sentence, Hypothesis(()), bits))
+            parts.append(_tree(tree_to_svg(sentence.words, (), surprisals=bits)))
     elif len(sentence.hypotheses) > 1 or sentence.hypotheses[0].log_prob is not None:
         parts.append(_table(sentence))
     for rank, tree in enumerate(sentence.hypotheses):
         opened = ' open="open"' if rank == 0 else ""
         log_prob = "" if tree.log_prob is None else f", log-probability {tree.log_prob:.3f} nats"
         summary = f"<summary>tree {rank + 1}{log_prob}</summary>"
-        parts.append(f"<details{opened}>{summary}{_tree(sentence, tree, bits)}</details>")
+        picture = tree_to_svg(sentence.words, *sentence.drawn(rank), surprisals=bits)
+        parts.append(f"<details{opened}>{summary}{_tree(picture)}</details>")
     for title, picture in (pictures or {}).items():
         parts.append(f'<h3>{escape_xml(title)}</h3>\n<div class="tree">{picture}</div>')
     return "\n".join(parts)
 
 
-def _tree(sentence: ParsedSentence, tree: Hypothesis, bits: list[float] | None) -> str:
-    picture = tree_to_svg(sentence.words, tree.spans, tree.labels, surprisals=bits)
+def _tree(picture: str) -> str:
     return f'\n<div class="tree">{picture}</div>\n'
 
 

@@ -341,7 +341,7 @@ def chart_to_svg(
     """
     for i, j in [*scores, *spans]:
         if not 0 <= i < j <= len(words):
-            raise ValueError(f"span ({i}, {j}) does not fit into {len(words)} words: scores are of other tokens")
+            raise ValueError(f"span ({i}, {j}) does not fit into {len(words)} words: the scores belong to other tokens")
     widest = max((j - i for i, j in scores), default=1)
     places = {(i, j): ((i + j - 1) / 2, float(widest - (j - i))) for i, j in scores}
     cells = {places[span]: value for span, value in scores.items()}

@@ -31,19 +31,16 @@ class SentenceView:
 
     def text(self, hypothesis: int = 0, style: TextStyle = "sideways") -> str:
         """Draw a tree in characters; see `tree_to_text`."""
-        tree = self.sentence.tree(hypothesis)
-        return tree_to_text(self.sentence.words, tree.spans, tree.labels, style=style)
+        return tree_to_text(self.sentence.words, *self.sentence.drawn(hypothesis), style=style)
 
     def svg(self, hypothesis: int = 0) -> str:
         """Draw a tree with the surprisals of its words as SVG; see `tree_to_svg`."""
-        tree = self.sentence.tree(hypothesis)
         bits = surprisals_in_bits(self.sentence)
-        return tree_to_svg(self.sentence.words, tree.spans, tree.labels, surprisals=bits)
+        return tree_to_svg(self.sentence.words, *self.sentence.drawn(hypothesis), surprisals=bits)
 
     def latex(self, hypothesis: int = 0, standalone: bool = False) -> str:
         """Write a tree for the LaTeX package forest; see `tree_to_latex`."""
-        tree = self.sentence.tree(hypothesis)
-        return tree_to_latex(self.sentence.words, tree.spans, tree.labels, standalone=standalone)
+        return tree_to_latex(self.sentence.words, *self.sentence.drawn(hypothesis), standalone=standalone)
 
     def html(self, title: str | None = None) -> str:
         """Write an HTML document with all trees; see `sentence_to_page`."""

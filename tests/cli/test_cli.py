@@ -472,9 +472,12 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
         for _, lines in figures:
             assert lines[line][place] == pytest.approx(((one + two) / 2, abs(one - two) / 2), abs=1e-3)
     message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
-    assert message.endswith("(.tsv) needs --x COLUMN; --x and --by belong to it, no --label")
+    assert message.endswith("(.tsv) needs --x COLUMN; it takes --x and --by, but not --label")
     message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     assert "no column 'place'" in message
+    (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\n1\t1\t1\t2.5\n1\t1\t2\tinf\n")
+    drawing = ("evaluate", "plot", tmp_path / "words.tsv", "--x", "place", "--score", "b", "--out", tmp_path / "b.svg")
+    assert "row 2: 'inf' in 'b' cannot be drawn" in fail(capsys, *drawing)
 
 
 def test_columns_that_change_inside_an_item_are_no_conditions(tmp_path):

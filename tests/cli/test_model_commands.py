@@ -137,6 +137,7 @@ def test_generate_options(saved_models: Path, capsys):
     assert "works only with --sample" in fail(capsys, *gpt2, "--top-k", 2)
     assert "act on words alone" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
     assert "write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
+    assert "is given elsewhere" in fail(capsys, *gpt2, "--generate-option", "num_return_sequences=2")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
     assert "leave one of the two out" in fail(capsys, *gpt2, __file__)
     assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved_models)
@@ -194,7 +195,7 @@ def test_info(saved_models: Path, small: Path, capsys):
     assert "none, so it cannot read text" in run(capsys, "info", small)
     (small / "trees_spans.py").unlink()
     assert "needs ['trees_spans.py']" in run(capsys, "info", small)
-    assert "revisions are of the Hub" in fail(capsys, "info", small, "--revision", "v1")
+    assert "which has no revisions" in fail(capsys, "info", small, "--revision", "v1")
     assert "config.json" in fail(capsys, "info", saved_models)
     assert "give either a model or --files" in fail(capsys, "info")
 
@@ -254,7 +255,7 @@ def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsy
     assert code == 1 and "was not pushed" in captured.err and "broken" in captured.out
     assert "is a file: name the folder" in fail(capsys, "verify", small / "config.json")
     assert "--trust-remote-code" in fail(capsys, "verify", "org/model")
-    assert "revisions are of the Hub" in fail(capsys, "verify", small, "--revision", "v1")
+    assert "which has no revisions" in fail(capsys, "verify", small, "--revision", "v1")
     assert "has no config.json" in fail(capsys, "push", tmp_path / "nowhere", "org/model")
     # The tests have no Hub: this is told before the folder is verified.
     assert "no login on the Hub" in fail(capsys, "push", small, "org/small")

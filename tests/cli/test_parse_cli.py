@@ -80,7 +80,7 @@ def test_alternatives_of_the_beam(saved_models, files, capsys, monkeypatch):
     one = files / "one.txt"
     one.write_text("We ask for peace\n", encoding="utf-8")
     assert "--num-trees 99: the beam holds 4" in fail(
-        capsys, "parse", one, "--model", saved_models / "gpst", "--num-trees", 99
+        capsys, "parse", one, "--model", saved_models / "gpst", "--num-trees", 99, "--format", "html"
     )
     svg = run(capsys, "parse", one, "--model", saved_models / "gpst", "--method", "inside", "--format", "svg")
     assert ElementTree.fromstring(svg).tag.endswith("svg")
@@ -164,15 +164,23 @@ def test_lines_of_several_sentences(saved_models, files, capsys):
 def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     command = ("parse", files / "in.txt", "--model", saved_models / "gpst")
     assert "foo: not an option of GPSTForCausalLM.parse" in fail(capsys, *command, "--parse-option", "foo=1")
-    other = ("parse", files / "in.txt", "--model", saved_models / "on_lstm", "--num-trees", 2)
+    other = ("parse", files / "in.txt", "--model", saved_models / "on_lstm", "--num-trees", 2, "--format", "json")
     assert "--num-trees 2: ONLSTMForCausalLM" in fail(capsys, *other)
     for name in ("word_ends", "options"):  # the text, and what stands for others
         assert f"{name}: not an option of" in fail(capsys, *command, "--parse-option", f"{name}=1")
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
+    for many in (("--num-trees", 2), ("--parse-option", "num_return_sequences=2")):
+        assert "2 trees of a sentence: --format latex shows one" in fail(capsys, *command, *many, "--format", "latex")
+    twice = ("--num-beams", 2, "--parse-option", "num_beams=3")
+    assert "num_beams=3: num_beams is given elsewhere" in fail(capsys, *command, *twice)
     assert "a picture of every sentence: name a folder" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
     assert "holds no text" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
+    assert "empty.txt holds no tree" in fail(capsys, "draw", files / "empty.txt")
+    for ending, meant in (("tex", "latex"), ("svg", "svg"), ("html", "html"), ("jsonl", "json")):
+        message = fail(capsys, "draw", files / "gold.mrg", "--out", files / f"a.{ending}")
+        assert f"has the ending of --format {meant}, not of text" in message
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
     assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
     (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")
@@ -741,6 +749,7 @@ WITHOUT_TORCH = {
     "info of an adapter": f"info {ROOT / 'model_cards' / 'span-parser-mini'} --format json",
     "info of code": "info --files rnng",
     "no such model": "info ./nothing",
+    "no login": "push gpst org/model",
     "an output that exists": f"export {ROOT / 'model_cards' / 'gpst-tiny'} --out .",
     "configurations": "train gpst --list-configs",
     "a program without configurations": "train ngram --list-configs",
@@ -759,7 +768,8 @@ for name, command in %r.items():
 """
 
 
-def test_commands_that_need_no_model_do_not_load_torch(files):
+def test_commands_that_need_no_model_do_not_load_torch(files, saved_models):
+    (files / "gpst").symlink_to(saved_models / "gpst")
     (files / "b.mrg").write_text(GOLD, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-c", LOADED % WITHOUT_TORCH]
@@ -770,5 +780,5 @@ def test_commands_that_need_no_model_do_not_load_torch(files):
     loaded = [[]] * names.index("info") + [["transformers"]] * len(names)
     expected = [f"ended: {name} {2 if name in failing else 0} {x}" for name, x in zip(names, loaded, strict=False)]
     assert ended == expected, done.stderr
-    assert "gold.mrg is given twice" in done.stderr
+    assert "gold.mrg is given twice" in done.stderr and "no login on the Hub" in done.stderr
     assert set(PROGRAMS) - set(TRAINING) == {"treereg", "tree-planting"}

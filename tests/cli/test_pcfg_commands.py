@@ -99,6 +99,10 @@ def test_parse(method: str, files: Path, capsys: pytest.CaptureFixture[str]) -> 
     parsed = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     assert [len(sentence["trees"]) for sentence in parsed] == [1, 1, 1]
     assert [sentence["trees"][0]["log_prob"] is None for sentence in parsed] == [False, True, False]
+    named = [re.fullmatch(r"T\d+", tag) for tag in parsed[0].get("tags", ())]  # as `synlm grammar` names them
+    assert len(named) == (0 if method == "mbr" else len(SENTENCES[0].split())) and all(named)
+    drawn = run(capsys, *command, "--format", "latex").partition("end{forest}")[0]
+    assert [f"[{{{tag}}}" in drawn for tag in parsed[0].get("tags", ())] == [True] * len(named)
     for style in ("text", "html"):
         assert ONE_WORD in run(capsys, *command, "--format", style)
 

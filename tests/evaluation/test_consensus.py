@@ -165,7 +165,7 @@ def test_runs_that_do_not_fit():
     )
     with pytest.raises(ValueError, match="sentence 2 is 'a c' in y, but 'a b' in x"):
         average_parses({"x": [one, one], "y": [one, other]})
-    with pytest.raises(ValueError, match="different numbers of sentences: {'x': 1, 'y': 2}"):
+    with pytest.raises(ValueError, match="numbers of sentences differ: {'x': 1, 'y': 2}"):
         average_parses({"x": [one], "y": [one, one]})
 
 

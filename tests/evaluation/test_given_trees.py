@@ -82,7 +82,7 @@ def test_attention_entropies_of_given_trees(architecture: str, trees: Path) -> N
 
 def test_a_text_has_one_tree(trees: Path) -> None:
     proposals = Proposals([trees])
-    with pytest.raises(ValueError, match=r"sentence 1 has 2 trees, which differ, and stands 1 times in the input: 'We"):
+    with pytest.raises(ValueError, match=r"sentence 1 has 2 different trees, but stands 1 times in the input: 'We"):
         find_trees(proposals, ITEMS[:1])
     with pytest.raises(ValueError, match=r"sentence 2 has no tree in .*gold.mrg: 'nobody asks'"):
         find_trees(proposals, [ITEMS[3], TextItem("2", "nobody asks")])
@@ -170,11 +170,11 @@ def test_command(trees: Path, saved_models: Path, capsys: pytest.CaptureFixture)
     assert (meta["estimator"], meta["num_beams"], meta["trees_changed"]) == ("joint with given trees", None, 0)
     assert meta["trees"][0]["sha256"]
     trees.write_text(TREES.replace("(NP (X the)", "(NML (X the)"))
-    assert "NML in 1; it knows NP, S, VP. --unknown-labels FILE" in fail(capsys, *command)
+    assert "NML in 1; it knows NP, S, VP. In --unknown-labels FILE" in fail(capsys, *command)
     dropped = run(capsys, *command, "--unknown-labels", "drop")
     renamed, alone = (run(capsys, *command, "--unknown-labels", _file(labels, s)) for s in ("NML NP\n", "NML\n"))
     assert dropped == alone != renamed == out.read_text()
-    assert "'NML NP S' is not a label, or" in fail(capsys, *command, "--unknown-labels", _file(labels, "NML NP S\n"))
+    assert "'NML NP S' is neither" in fail(capsys, *command, "--unknown-labels", _file(labels, "NML NP S\n"))
     for refused in (["--context", "document"], ["--num-beams", "3"], ["--tokenize", "ptb"], ["--word-correction"]):
         assert f"{refused[0]}: with --trees every sentence" in fail(capsys, *command, *refused)
     assert "--unknown-labels belongs to --trees" in fail(capsys, *command[:-2], "--unknown-labels", "drop")

@@ -472,6 +472,14 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     )
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
     assert "bad.tsv: row 4 has 'fast' in 'mean_rt', which is not a number" in error
+    infinite = [{**row, "mean_rt": "inf" if i == 3 else row["mean_rt"]} for i, row in enumerate(WORDS)]
+    write(tables / "bad.tsv", infinite, OF_TIMES)
+    error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
+    assert "bad.tsv: row 4 has 'inf' in 'mean_rt', which is not a number" in error
+    # A word that a grammar cannot derive has no surprisal that a regression takes.
+    endless = [{**row, "surprisal_bits": "inf" if i == 60 else row["surprisal_bits"]} for i, row in enumerate(WORDS)]
+    write(tables / "s.tsv", endless, OF_SURPRISALS)
+    assert "-5 no value of s, or at a word before" in run(capsys)[1]
     assert "--frequencies nothing is neither a file nor a column" in fail(capsys, *COMMON[:-1], "nothing")
     assert "no column 'subject'; rt.tsv has" in fail(capsys, *COMMON, "--by-subject")
 
@@ -545,13 +553,16 @@ def test_texts_that_only_some_times_name(tables, capsys):
     check(run(capsys, "--partial")[0], slow([{**row, "count": row["mean_rt"] and row["count"]} for row in without]))
     write(tables / "rt.tsv", [row for row in WORDS if row["sentence_id"] != 11], ("document", *OF_TIMES))
     error = fail(capsys, *COMMON, "--partial")
-    assert "may belong to two: add the column document to s.tsv" in error
+    assert "so its document is unclear: add that column to s.tsv" in error
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings
 def test_times_in_seconds_and_in_the_row_before(tables, capsys):
     write(tables / "rt.tsv", [{**r, "mean_rt": r["mean_rt"] and r["mean_rt"] / 1000} for r in WORDS], OF_TIMES)
     assert "below 10: are they seconds?" in run(capsys)[1]
+    skipped = [{**r, "mean_rt": r["mean_rt"] and (0 if i % 40 == 9 else r["mean_rt"])} for i, r in enumerate(WORDS)]
+    write(tables / "rt.tsv", skipped, OF_TIMES)
+    assert "reading times of 0 or less in 'mean_rt' (the first 0) count as they stand" in run(capsys)[1]
     early = [{**row, "mean_rt": after["mean_rt"]} for row, after in zip(WORDS, [*WORDS[1:], WORDS[-1]], strict=True)]
     write(tables / "rt.tsv", early, OF_TIMES)
     assert "of the next word has t " in run(capsys)[1]

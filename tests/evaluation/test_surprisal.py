@@ -708,7 +708,10 @@ def test_tables_of_all_formats(tmp_path):
     (tmp_path / "c.csv").write_text('item, sentence ,,\ni1,"He said ""no"" .",,\ni2,a\tb,,\n', encoding="utf-8")
     (tmp_path / "f.csv").write_text('item\tsentence\ni1\t"He said ""no"" ."\ni2\t"a\tb"\n', encoding="utf-8")
     (tmp_path / "g.tsv").write_text('item\tsentence\r\ni1\t"He said ""no"" ."\r\ni2\t"a\tb"', encoding="utf-16")
-    for name in ("a.tsv", "a.csv", "b.csv", "c.csv", "f.csv", "g.tsv", "a.jsonl"):
+    (tmp_path / "h.csv").write_text(
+        '\ufeffsep=;\r\nitem;sentence\r\ni1;"He said ""no"" ."\r\ni2;a\tb\r\n', encoding="utf-8"
+    )
+    for name in ("a.tsv", "a.csv", "b.csv", "c.csv", "f.csv", "g.tsv", "h.csv", "a.jsonl"):
         assert [(item.item, item.text) for item in read_items(tmp_path / name)] == expected
     (tmp_path / "a.txt").write_text("one\n\ntwo three\r\nfour", encoding="utf-8")
     items = read_items(tmp_path / "a.txt")
@@ -732,9 +735,11 @@ def test_tables_of_all_formats(tmp_path):
         ("a.tsv", b"item\ttext\n1\ta\n", "no column 'sentence'"),
         ("a.tsv", b"item\tsentence\n1\n", "a.tsv:2: 1 fields"),
         ("a.csv", b'item,sentence\n1,"open\n2,b\n', "quotation mark"),
-        ("a.csv", b'item,sentence\n1,"We agree .\n2,They ask ."\n3,b\n', r"a.csv:2: the row goes on to line 3"),
+        ("a.csv", b'item,sentence\n1,"We agree .\n2,They ask ."\n3,b\n', r"a.csv:2: the row continues to line 3"),
         ("a.csv", b"sentence,sentence\na,b\n", "a column twice"),
-        ("a.csv", b"sentence,,\na,b,c\n", "a.csv:2: .* text in several columns without a name"),
+        ("a.csv", b"sentence,,\na,b,c\n", "a.csv:2: columns 2, 3 have text, here or above, but no name"),
+        ("a.csv", b"sep=|\nitem|sentence\n1|a|b\n", "a.csv:3: 3 fields"),
+        ("a.tsv", b"\tsentence\t\n1\ta\t\n\tb\t7\n", "a.tsv:3: columns 1, 3 have text"),
         ("a.csv", b"", "is empty"),
         ("a.jsonl", b'{"sentence": 3}\n', "3 in the column 'sentence'"),
         ("a.jsonl", b"{sentence}\n", "a.jsonl:1: not JSON"),

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm.cli import main
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
-from hf_synlm.hub import export
+from hf_synlm.hub import export, upload
 from hf_synlm.hub.card import PAPERS, fill_card
 from hf_synlm.hub.checkpoint import INDEX_FILE, stored_tensors
 from hf_synlm.hub.flatten import flat_files
@@ -115,7 +115,7 @@ def test_the_picture_of_a_card_is_what_the_model_parses(name: str):
 
 def test_a_pushed_card_names_its_repository(tmp_path: Path):
     assert main(["export", str(CARDS / "gpst-mini"), "--out", str(tmp_path / "mine")]) == 0
-    text = export._named_card(tmp_path / "mine", "ann/gpst")["README.md"].decode()
+    text = upload._named_card(tmp_path / "mine", "ann/gpst")["README.md"].decode()
     assert not re.search(r"(huggingface\.co/|--model |from_pretrained\(\")mine", text)
     assert text.count("https://huggingface.co/ann/gpst#results") == text.count("- task:\n")
     assert text.count("--model ann/gpst ") == len(SPECIFICATIONS["gpst-mini"]["evaluations"])
@@ -453,15 +453,15 @@ def test_unknown_checkpoint_is_refused(capsys):
 
 def test_nothing_from_outside_and_no_pickle_is_pushed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="configuration_prpn.py.*hf_synlm"):
-        export.files_to_push(CARDS / "prpn-syd-tiny")
+        upload.files_to_push(CARDS / "prpn-syd-tiny")
     folder = export.export_model(*load("prpn-syd-tiny"), tmp_path / "model")
-    assert "model.safetensors" in export.files_to_push(folder)
+    assert "model.safetensors" in upload.files_to_push(folder)
     (folder / "sub").mkdir()
     (folder / "sub" / "opt.bin").write_bytes(b"x")
     with pytest.raises(ValueError, match="opt.bin.*can run code"):
-        export.files_to_push(folder)
+        upload.files_to_push(folder)
     (folder / "sub" / "opt.bin").unlink()
     (tmp_path / "private.txt").write_text("x")
     (folder / "notes.txt").symlink_to(tmp_path / "private.txt")
     with pytest.raises(ValueError, match="notes.txt"):
-        export.files_to_push(folder)
+        upload.files_to_push(folder)

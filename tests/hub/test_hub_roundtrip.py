@@ -22,8 +22,9 @@ from hf_synlm.core.configuration_base import OLDEST_TRANSFORMERS
 from hf_synlm.hub import export
 from hf_synlm.hub.card import fill_card
 from hf_synlm.hub.checkpoint import check_complete
-from hf_synlm.hub.export import export_model, push_to_hub
+from hf_synlm.hub.export import export_model
 from hf_synlm.hub.flatten import LICENSE, PACKAGE, flat_files
+from hf_synlm.hub.upload import push_to_hub
 from hf_synlm.hub.verify import verify_export
 from tests.helpers import warm_python
 from tests.helpers.scoring_models import model_and_tokenizer, small_gpst, tokenizer_of

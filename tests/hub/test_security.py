@@ -248,7 +248,7 @@ class TestNames:
 
     def test_folders_have_no_revisions(self, checkpoint: Path):
         for load in (load_pretrained, saved_auto_class, describe_model):
-            with pytest.raises(ValueError, match="revision 'v1': .* revisions are of the Hub. Leave it out"):
+            with pytest.raises(ValueError, match="revision 'v1': .* which has no revisions. Leave it out"):
                 load(str(checkpoint), revision="v1")
 
 

@@ -133,7 +133,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("pcfg, compound", {"encoder_hidden_size": 0}, "encoder_hidden_size"),
     ("pcfg, compound", {"num_prior_samples": 0}, "num_prior_samples"),
     ("pcfg", {"num_nonterminals": 0}, "num_nonterminals"),
-    ("pcfg", {"vocab_size": 3}, "special tokens need a word"),
+    ("pcfg", {"vocab_size": 3}, "no word beside the special tokens"),
     ("pcfg", {"eos_token_id": 30}, "eos_token_id 30"),
     ("ordered_memory", {"num_slots": 0}, "num_slots"),
     ("ordered_memory", {"num_slots": 1}, "num_slots"),

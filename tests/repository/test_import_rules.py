@@ -66,7 +66,7 @@ SHIPPED = {
     "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8680),
     "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8920),
     "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6480),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4000),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4450),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3700),

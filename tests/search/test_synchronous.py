@@ -268,7 +268,7 @@ def test_wrong_inputs_are_refused(model: GPSTForCausalLM) -> None:
     with pytest.raises(ValueError, match="context only"):
         parse(model, [9, 9], 2, context_sentence_ids=torch.tensor([[1, 1]]))
     for context in ([0, 1, 0], [2, 1, 0], [-1, 0, 0]):
-        with pytest.raises(ValueError, match="before a text, in order"):
+        with pytest.raises(ValueError, match="before a text 1, 2"):
             parse(model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([context]))
 
 

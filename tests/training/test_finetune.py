@@ -47,6 +47,7 @@ from hf_synlm.training.tasks import example_tables
 from hf_synlm.training.tasks.example_tables import load_table
 from hf_synlm.training.tasks.finetuning import load_model
 from tests.helpers import two_processes
+from tests.helpers.documentation import ROOT, blocks
 from tests.helpers.finetuning import SENTENCES, command, write_files, write_models, write_rows
 from tests.helpers.training_runs import TRAINING, reset_accelerate, results_of
 
@@ -389,6 +390,12 @@ def test_summarization_runs(name: str, files: dict[str, str], finished: Callable
     output = model.generate(**batch, **results["test"]["options"])
     texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
     assert [text.strip() for text in texts] == written
+    if name == "gpst":  # so does the page about it
+        (block,) = blocks(ROOT / "docs" / "fine-tuning.md", "python")
+        exec(block["code"].replace("model_cards/gpst-tiny", str(folder / "model")), told := {})
+        (row,) = datasets.Dataset.from_dict(layout.encode({"text": [told["text"]], "references": [["x"]]}, tokenizer))
+        batch = ContextCollator(tokenizer.pad_token_id, True, True).prompts([row])
+        assert batch["input_ids"].equal(told["ids"]) and batch["context_sentence_ids"].equal(told["order"])
 
 
 def test_summaries_of_gpst_without_synchronization(models: Path, files: dict[str, str], tmp_path: Path) -> None:

@@ -500,6 +500,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
         ("a.json", '[{"text": "x"}', "a.json is not JSON"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
+        ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give it to --train-trees"),
         ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
         ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
         ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
@@ -652,7 +653,7 @@ def gpst_arguments(*flags: str) -> tuple[DataArguments, EvaluationArguments]:
 
 @pytest.mark.parametrize("named", ["train_files", "train_trees"])
 def test_only_named_text_is_read(tmp_path: Path, named: str) -> None:
-    trees = "(S (PRP we) (VBP rest))\n" * 2
+    trees = ("(S (PRP we) (VBP rest))\n" if named == "train_trees" else "We rest.\n") * 2
     mine, held_out = (write(tmp_path / name, trees) for name in ("mine.mrg", "held_out.mrg"))
     data, evaluation = gpst_arguments(f"--{named}", mine)
     assert evaluation.validation_trees is evaluation.test_trees is None

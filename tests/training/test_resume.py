@@ -378,7 +378,7 @@ def test_samples_and_trackers(gpst: Callable[..., ScriptRun], straight: Path) ->
     events.Reload()
     tags = events.Tags()
     speed = {f"speed/{name}" for name in ("tokens_per_second", "tflops_per_device", "data_wait")}
-    assert {"train/loss", "learning_rate/0", "validation/loss"} | speed <= set(tags["scalars"])
+    assert {"train/loss", "learning_rate", "learning_rate/parser", "validation/loss"} | speed <= set(tags["scalars"])
     assert len(events.Scalars("train/loss")) == 10
     assert any(tag.startswith("generated/0") for tag in tags["tensors"])
     assert results_of(straight)["train"] == found["train"]

@@ -113,10 +113,13 @@ def test_own_text_without_a_configuration(text: str, tmp_path: Path, capsys: pyt
     """The smallest texts train a small model; what was chosen is said."""
     file = tmp_path / "my.txt"
     file.write_text(text)
+    (own := tmp_path / "own.yaml").write_text("max_train_steps: 21\nnum_train_epochs: 0\nconfig_overrides:\n")
     argv = ("--train-files", str(file), "--output-dir", str(tmp_path / "out"))
-    argv = (*argv, "--max-train-steps", "21", "--num-train-epochs", "0")
+    steps = ("--max-train-steps", "21", "--num-train-epochs", "0")
+    argv = (*argv, *(steps if "\n" in text else ("--config", str(own))))
     found = run_here("pretrain_gpst", argv, str(tmp_path / "cache"), capsys)
-    told = ("no --config: gpst_own_text is used", "step 20: the other 1 steps take about", "0 left out as too long")
+    chosen = "no --config: gpst_own_text is used" if "\n" in text else "--config names no size: gpst_own_text counts"
+    told = (chosen, "step 20: the other 1 steps take about", "0 left out as too long", "synlm evaluate perplexity FILE")
     for line in told:
         assert line in found["stdout"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
@@ -152,6 +155,9 @@ def test_baseline_on_the_same_contexts(
     results = run_here("pretrain_gpst", flags("out"), corpus["cache"], capsys)
     assert set(results["train"][0]) == {"step", "loss", "gradient_norm"}
     assert "trees" not in results["evaluations"][-1] and "step 1: generated" in results["stdout"]
+    losses = results["evaluations"][-1]["losses"]
+    assert losses["perplexity"] == pytest.approx(np.exp(losses["loss"]))
+    assert f"; perplexity of a token {losses['perplexity']:.2f}\n" in results["stdout"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     assert model.config.model_type == "gpt2" and model.config.vocab_size == len(tokenizer)
@@ -343,6 +349,9 @@ def test_parser_has_its_own_learning_rate() -> None:
     groups = common.parameter_groups(model, 1e-3, {"parser": 5e-3}, 0.1)
     rates = {(group["lr"], group["weight_decay"]): len(group["params"]) for group in groups}
     assert rates == {(5e-3, 0.1): 1, (5e-3, 0.0): 1, (1e-3, 0.1): 1, (1e-3, 0.0): 1}
+    assert {(group["lr"], group["name"]) for group in groups} == {(5e-3, "parser"), (1e-3, "")}
+    (one,) = common.parameter_groups(model, 1e-3, {"parser": 1e-3}, 0.0)
+    assert one["name"] == ""
     with pytest.raises(ValueError, match="'lexer'"):
         common.parameter_groups(model, 1e-3, {"lexer": 1.0}, 0.0)
 
@@ -391,6 +400,9 @@ def test_errors_of_users_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", str(tmp_path / "run"), *words])
         pretrain_gpst.main()
     assert capsys.readouterr().err.endswith("error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
+    for twice, value in (("--train-files", "a.txt"), ("--config", "gpst_tiny")):
+        with pytest.raises(ValueError, match=f"{twice} is given 2 times: give it once"):
+            parse("--output-dir", "x", twice, value, twice, value)
     monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
     with pytest.raises(ValueError, match="--train-files"):
         pretrain_gpst.main()

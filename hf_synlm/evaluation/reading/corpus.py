@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hf_synlm.evaluation.reading.tables import Predictor, add_structure, columns_of, match, numbers, read_rows
+from hf_synlm.data.text import plural
+from hf_synlm.evaluation.reading.tables import (
+    INFINITE,
+    Predictor,
+    add_structure,
+    columns_of,
+    match,
+    numbers,
+    read_rows,
+)
 
 SHORTEST, LONGEST = 100, 3000
 """Reading times of single readers (ms) count between these."""
@@ -114,8 +123,8 @@ def join_corpus(
     names = [*RESERVED, *controls, *(one.name for one in predictors)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(
-            f"two columns are called {twice[0]!r}: name tables as NAME=FILE, and columns of --control, each in its own "
-            f"way; the results have {', '.join(RESERVED)}"
+            f"two columns are called {twice[0]!r}: give each table (NAME=FILE) and column of --control a name of its "
+            f"own, other than {', '.join(RESERVED)}"
         )
     text = text.reset_index(drop=True)
     remarks: list[str] = []
@@ -146,7 +155,8 @@ def _values(
         places = match(one.table, text, remarks, **joining)
         add_structure(text, one.table, places)
         joined = places >= 0
-        values.loc[places[joined], one.name] = numbers(one.table, one.column)[joined]
+        # Words that a grammar cannot derive are as infinitely surprising as no regression can say.
+        values.loc[places[joined], one.name] = numbers(one.table, one.column, INFINITE)[joined]
         unknown[one.name] = 0.0
         if "oov" in one.table:
             unknown.loc[places[joined], one.name] = numbers(one.table, "oov")[joined]
@@ -158,6 +168,11 @@ def _times(times: pd.DataFrame, column: str, reader: str, remarks: list[str]) ->
     found = numbers(times, column)
     if np.nanmax(found, initial=0) < 10:
         remarks.append(f"warning: all reading times are below 10: are they seconds? Give milliseconds in {column!r}")
+    if not reader and (low := found <= 0).any():
+        remarks.append(
+            f"warning: {plural(int(low.sum()), 'reading time')} of 0 or less in {column!r} (the first "
+            f"{found[low][0]:g}) count as they stand: if these words were not read, empty the fields"
+        )
     out = (found <= SHORTEST) | (found >= LONGEST)
     if reader and out.any():
         remarks.append(
@@ -196,8 +211,8 @@ def _fill(text: pd.DataFrame, column: str) -> None:
     if text[column].isna().any():
         row, name = int(text[column].isna().argmax()), text.attrs["name"]
         raise ValueError(
-            f"row {row + 1} of {name} ({text['word'][row]!r}) is missing in the table with the column {column} and may "
-            f"belong to two: add the column {column} to {name}"
+            f"row {row + 1} of {name} ({text['word'][row]!r}) is missing in the table with the column {column}, so its "
+            f"{column} is unclear: add that column to {name}"
         )
 
 

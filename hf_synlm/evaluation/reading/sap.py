@@ -116,7 +116,7 @@ def compare_effects(
     for predictor in predictors:
         both = pd.concat([effects.rename("ms"), predicted_effects(items, predictor).rename("bits")], axis=1).dropna()
         if both.empty:
-            raise ValueError(f"no item has both times and surprisals of {predictor.name}: are their numbers alike?")
+            raise ValueError(f"no item has both times and surprisals of {predictor.name}: do both number items alike?")
         for (construction, region), own in both.groupby(["construction", "roi"]):
             bits, ms = own["bits"].to_numpy(), own["ms"].to_numpy()
             if len(own) < FEWEST_ITEMS:

@@ -7,6 +7,7 @@ the first table of surprisals or comes with a corpus.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ from hf_synlm.evaluation.text.text_items import file_format, read_table
 KEYS = (("sentence_id", "word_id"), ("item", "word_id"), ("document", "number"))
 """Columns that identify a word, in the order in which they are tried; `number` is the place in the document."""
 _STRUCTURE = ("document", "sentence_id", "word_id")
-_MISSING = ("", "NA", "NaN", "nan")
+_MISSING: tuple[str | float, ...] = ("", "NA", "NaN", "nan")
+INFINITE = ("inf", math.inf)
 _UNPARTNERED = 0.05
 # What the `.meta.json` of a table of surprisals says about how they were computed.
 SETTINGS = ("estimator", "context", "num_beams", "word_correction", "tokenize")
@@ -70,13 +72,13 @@ def columns_of(table: pd.DataFrame) -> str:
     return f"{table.attrs['name']} has {', '.join(map(str, table.columns))}"
 
 
-def numbers(table: pd.DataFrame, column: str) -> np.ndarray:
-    """A column as numbers, NaN where a field is empty or NA; ValueError names the first bad row."""
+def numbers(table: pd.DataFrame, column: str, missing: Sequence[str | float] = ()) -> np.ndarray:
+    """A column as numbers, NaN where a field is empty, NA or `missing`; ValueError names the first bad row."""
     if column not in table:
         raise ValueError(f"there is no column {column!r}: {columns_of(table)}")
-    found = table[column].where(~table[column].isin(_MISSING) & table[column].notna())
+    found = table[column].where(~table[column].isin([*_MISSING, *missing]) & table[column].notna())
     values = pd.to_numeric(found, errors="coerce").astype(float)
-    bad = np.flatnonzero(values.isna() & found.notna())
+    bad = np.flatnonzero(~np.isfinite(values) & found.notna())
     if len(bad):
         value = found.iloc[bad[0]]
         raise ValueError(f"{table.attrs['name']}: row {bad[0] + 1} has {value!r} in {column!r}, which is not a number")

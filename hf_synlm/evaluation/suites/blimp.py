@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Minimal pairs: BLiMP, and any pairs of sentences of which a model should prefer the first.
+"""Minimal pairs: BLiMP, and other pairs of sentences. A model should prefer the first of a pair.
 
 A pair counts if the good sentence has the higher log-probability as a whole (Warstadt et al. 2020: "full-sentence
-method"); equal ones do not. They are counted as ties, and "accuracy_ties_right" is the score of lm-eval, where they are
-right. Sentences that occur in several pairs are scored once.
+method"); equal ones do not. These are ties. "accuracy_ties_right" counts them as right, as lm-eval does. Sentences that
+occur in several pairs are scored once.
 
 Source: Alex Warstadt, Alicia Parrish, Haokun Liu, Anhad Mohananey, Wei Peng, Sheng-Fu Wang, Samuel R. Bowman: BLiMP,
 TACL 2020 (data: CC BY 4.0, not part of this package); Rebecca Marvin, Tal Linzen: Targeted Syntactic Evaluation of
@@ -37,7 +37,7 @@ class MinimalPair:
         bad: the other one.
         group: what the pair tests (BLiMP: the paradigm).
         phenomenon: group of groups.
-        number: of its row in the file.
+        number: number of its row in the file.
         columns: the other columns of its table.
     """
 
@@ -94,7 +94,7 @@ def read_pairs(
         The pairs in the order of the file.
 
     Raises:
-        ValueError: a missing column or value, an empty sentence, a sentence beside itself, plain text.
+        ValueError: a missing column or value, an empty sentence, two equal sentences, plain text.
     """
     kind = file_format(path, kind)
     if kind == "txt":
@@ -132,7 +132,7 @@ def first_pairs(pairs: Sequence[MinimalPair], limit: int | None) -> list[Minimal
 
 
 def find_blimp(place: PathLike, paradigms: Sequence[str] = ()) -> list[Path]:
-    """The files of paradigms in alphabetical order: of a folder those with these names (without .jsonl), or all."""
+    """The files of paradigms in alphabetical order: those of a folder with these names (without .jsonl), or all."""
     return find_files(place, ".jsonl", paradigms, "paradigm", "alexwarstadt/blimp, folder data")
 
 
@@ -151,7 +151,7 @@ def read_blimp(path: PathLike) -> list[MinimalPair]:
 def sentence_log_probs(
     scorer: TextScorer, sentences: Sequence[str], *, end: bool = False, progress: str | None = None
 ) -> list[float]:
-    """Log-probability of each sentence in nats, by request with its end, without tokens that nothing predicts."""
+    """Log-probability of each sentence in nats, with its end on request, without tokens that nothing predicts."""
     check_list("sentences", sentences)
     places = [f"sentence {number}" for number in range(1, len(sentences) + 1)]
     return [log_prob for log_prob, _ in _score_sentences(scorer, sentences, places, end, progress)]
@@ -195,19 +195,19 @@ def evaluate_pairs(
         pairs: the pairs.
         task: name of the result.
         end: count the end of the sentences.
-        data: what results say about the data.
+        data: description of the data for results.
         options: further options for the result, such as the seed.
         proposals: trees of all sentences; a sentence's probability is then the sum over its trees, end included.
         tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says.
 
     Returns:
         The result. Its scores are "accuracy" (over all pairs), "accuracy_ties_right" (the same, but a tie counts, as in
-        lm-eval), the number of "ties", "mean_over_groups", and where pairs have phenomena
-        "mean_over_phenomena" (mean over phenomena of the mean over their groups) and the accuracy of each. Its table
-        has one row per group, its items one row per pair with both log-probabilities.
+        lm-eval), the number of "ties", "mean_over_groups", and if pairs have phenomena "mean_over_phenomena" (mean over
+        phenomena of the mean over their groups) and the accuracy of each. Its table has one row per group, its items
+        one row per pair with both log-probabilities.
 
     Raises:
-        ValueError: a sentence has no tokens, or (with proposals) no tree; `tokenize` and proposals.
+        ValueError: a sentence has no tokens, or (with proposals) no tree, or `tokenize` is given with proposals.
 
     Cost: one pass over every different sentence.
     """
@@ -298,8 +298,8 @@ def evaluate_blimp(
         tokenize: see `evaluate_pairs`.
 
     Returns:
-        The result of `evaluate_pairs`; the published mean is "mean_over_groups", and only if all 67 paradigms with all
-        their pairs were taken: "paradigms" in the options says how many.
+        The result of `evaluate_pairs`. The published mean is "mean_over_groups", if all 67 paradigms with all their
+        pairs were taken. "paradigms" in the options says how many were.
     """
     check_list("paths", paths)
     data = {"files": describe_files(paths)}

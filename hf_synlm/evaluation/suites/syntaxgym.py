@@ -7,7 +7,7 @@ prediction holds. The accuracy of a circuit is the mean over its suites.
 
 The sentence is the contents of its regions, joined by single spaces. The surprisal of a region is the sum over its
 words (in bits), 0 for an empty region. If a suite has several predictions, its accuracy is that of the first, as in the
-published numbers (the second of fgd_hierarchy asks for surprisals to be equal); all are reported.
+published numbers (the second of fgd_hierarchy asks for surprisals to be equal). All are reported.
 
 Source: Jennifer Hu, Jon Gauthier, Peng Qian, Ethan Wilcox, Roger Levy: A Systematic Assessment of Syntactic
 Generalization in Neural Language Models, ACL 2020; suites: cpllab/syntactic-generalization (MIT). They are not part of
@@ -43,7 +43,7 @@ CIRCUITS: dict[str, tuple[str, ...]] = {
     "Center Embedding": ("center_embed", "center_embed_mod"),
     "Long-Distance Dependencies": ("cleft", "cleft_modifier", "fgd_hierarchy", "fgd_object", "fgd_pp", "fgd_subject"),
 }  # fmt: skip
-"""Circuit -> the suites whose mean it is; 31 in all."""
+"""Circuit -> its suites, 31 in all. Its score is their mean."""
 _METRICS = {
     "sum": sum,
     "mean": lambda values: statistics.fmean(values) if values else 0.0,
@@ -76,8 +76,8 @@ class Suite:
     """A test suite.
 
     Attributes:
-        name: of the suite.
-        metric: how the tokens of a region are joined.
+        name: name of the suite.
+        metric: how the surprisals of a region's tokens are combined.
         region_names: names of regions -> numbers.
         predictions: formulas.
         items: per item its number and its sentences.
@@ -185,7 +185,7 @@ def _whole_number(value: Any, name: str) -> int:
 
 
 def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
-    """The files of suites in alphabetical order: of a folder those with these names (without .json), or all."""
+    """The files of suites in alphabetical order: those of a folder with these names (without .json), or all."""
     return find_files(place, ".json", names, "suite", "cpllab/syntactic-generalization")
 
 
@@ -249,7 +249,7 @@ def _reads_unknown_words(formula: Formula, suite: Suite, regions: Mapping[tuple[
 
 
 def accuracies(suite: Suite, surprisals: Sequence[Mapping[tuple[str, int], float]]) -> list[float]:
-    """For each prediction the share of the items, given by their surprisals, for which it holds; 0..1."""
+    """Share of the items, 0..1, for which each prediction holds; items are given by their surprisals."""
     return [
         statistics.fmean(formula(values, suite.region_names) for values in surprisals) for formula in suite.predictions
     ]
@@ -285,11 +285,11 @@ def evaluate_syntaxgym(
 
     Returns:
         The result: `summary` and the accuracy of every suite as scores, one row per prediction in `tables`. There,
-        `items_with_unknown_words` counts the items in which a region of the formula has a word outside the vocabulary:
-        the preference of a model there says little about syntax. Items: one row per region with its surprisal.
+        `items_with_unknown_words` counts the items in which a region of the formula has a word outside the vocabulary.
+        The preference of a model there says little about syntax. Items: one row per region with its surprisal.
 
     Raises:
-        ValueError: two suites of one name, and what `load_suite` finds wrong.
+        ValueError: two suites of one name, or an error of `load_suite`.
 
     Cost: one pass over every different sentence; all suites are batched together.
     """

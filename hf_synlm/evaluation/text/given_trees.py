@@ -60,7 +60,7 @@ def find_trees(proposals: Proposals, items: Sequence[TextItem]) -> list[Treebank
         trees = proposals.trees_of(item.text, number)
         if len({(tree.words, tree.labeled_spans) for tree in trees}) > 1 and len(trees) != times[key]:
             raise ValueError(
-                f"sentence {number} has {len(trees)} trees, which differ, and stands {times[key]} times in the input: "
+                f"sentence {number} has {len(trees)} different trees, but stands {times[key]} times in the input: "
                 f"{item.text!r}. Leave one tree for each time."
             )
         found.append(trees[seen[key] % len(trees)])
@@ -78,7 +78,7 @@ def trees_in_order(paths: Sequence[PathLike], items: Iterable[TextItem]) -> Iter
             raise ValueError(
                 f"sentence {number} ({item.text!r}) has no tree at its place"
                 + ("" if tree is None else f", where {tree.source} has that of {' '.join(tree.words)!r}")
-                + ". Trees of a long file stand in the order of its texts, one for each"
+                + ". Give the trees of a long file in the order of its texts, one for each"
             )
         yield tree
 
@@ -89,7 +89,7 @@ def read_label_map(path: PathLike) -> dict[str, str]:
     for number, line in enumerate(read_lines(path), 1):
         parts = line.split()
         if len(parts) > 2:
-            raise ValueError(f"{path}:{number}: {line!r} is not a label, or a label and one that stands for it")
+            raise ValueError(f"{path}:{number}: {line!r} is neither a label, nor a label and its replacement")
         pairs |= {parts[0]: "".join(parts[1:])} if parts else {}
     return pairs
 
@@ -127,8 +127,8 @@ def fit_labels(
         counts = ", ".join(f"{label} in {count}" for label, count in lacking.most_common())
         raise ValueError(
             f"the model lacks labels of the {sum(tree is not None for tree in trees)} trees: {counts}; it knows "
-            f"{', '.join(sorted(codec.labels))}. --unknown-labels FILE renames labels by lines of two ('SQ S'), and "
-            "leaves out those that stand alone; --unknown-labels drop leaves out all."
+            f"{', '.join(sorted(codec.labels))}. In --unknown-labels FILE, a line of two labels ('SQ S') renames the "
+            "first, and a label alone is left out. --unknown-labels drop leaves out all."
         )
     if roots:
         counts = ", ".join(f"{label} in {count}" for label, count in roots.most_common())

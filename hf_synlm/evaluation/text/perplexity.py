@@ -4,11 +4,11 @@
     perplexity = exp(-(sum of log p) / N)
 
 over tokens or over the user's words (so that models with different tokenizers compare), without and with the end of
-each sentence. With it, N grows by one per sentence, and log p includes the end as the model has it: an end token, or
-for RNNG and Tree LM the closing of the trees. Empty lines are left out.
+each sentence. With it, N grows by one per sentence, and log p includes the end: that of an end token, or for RNNG and
+    Tree LM that of closing the trees. Empty lines are left out.
 
-A corpus perplexity by "beam_marginal" is an upper bound on the model's own (a beam misses derivations); under
-normalization "search", without ends, on that of a model that knows where sentences do not end. "stepwise" is the
+A corpus perplexity by "beam_marginal" is an upper bound on the model's own, because a beam misses derivations. Under
+normalization "search", without ends, it bounds that of a model that knows where sentences do not end. "stepwise" is the
 perplexity of the distribution that the beam gives, which may be above or below.
 """
 
@@ -31,10 +31,9 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
 
     Returns:
         `token_perplexity`, `word_perplexity`, `bits_per_token`, `bits_per_word`, `bits_per_character` (characters of
-        words, and one space between two words), the same but the last with the suffix `_with_end`, where the end of
-        a text counts as one token (also an end word with the end token, as by the authors), and the counts
-        `sentences`, `words`, `tokens`, `unknown_words`. Words without a token, and a first word that nothing predicts,
-        are left out.
+        words, and one space between two words), all but the last also with the suffix `_with_end`, where the end of a
+        text counts as one token (also an end word with the end token, as by the authors), and the counts `sentences`,
+        `words`, `tokens`, `unknown_words`. Words without a token, and a first word that nothing predicts, are left out.
 
     Raises:
         ValueError: there are no tokens to score.
@@ -93,7 +92,7 @@ def evaluate_perplexity(
             between sentences.
         tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says. The words that
             are counted are those of the text.
-        data: what results say about the data.
+        data: description of the data for results.
         options: further options for the result, such as the seed.
 
     Returns:

@@ -11,10 +11,10 @@ Estimators of log p(token | prefix):
     stepwise        log of the normalized distribution that the beam gives over the next token: `forward(...).logits`
                     of GPST and RNNG, what minicons and lm-eval see. A proper distribution for each prefix.
 
-End of a text: a model that predicts an end token has its log-probability; URNNG and Pushdown Layers read it behind the
+End of a text: a model that predicts an end token has its log-probability; URNNG and Pushdown Layers read it after the
 words. For RNNG and Tree LM the tree is closed instead (this has a probability, but no token). Under normalization
-"search" their words are predicted as if the sentence went on, so that the end also holds what it costs not to end
-sooner: words and end together are log p(text). GPST and an LSTM of this library do not predict ends.
+"search" their words are predicted as if the sentence went on, so the end also holds the cost of not ending sooner.
+Words and end together are log p(text). GPST and an LSTM of this library do not predict ends.
 
 Shapes: B texts, T tokens, V vocabulary. Log-probabilities in nats, float64 once they are on the host.
 """
@@ -65,23 +65,23 @@ class TextScorer:
         num_beams: derivations kept after a word (models with a search); None = the model's `scoring_num_beams`.
         search_options: further options of `parse` (RNNG: `action_beam_size`, `fast_track_size`, `normalization`).
         batch_size: largest number of texts per call of the model; None = 16 on a CPU, 128 on other devices. Calls are
-            smaller where logits are large, lengths differ, beams are wide on a CPU, or memory runs out.
+            smaller if logits are large, lengths differ, beams are wide on a CPU, or memory runs out.
         begin: predict the first token from a begin token. If False, the first token has no probability (not possible
             for the models of this library, which always use a begin token).
         begin_token: the begin token; None = the tokenizer's, or the one of the model's configuration. The choice
             matters: a model tuned on chats may know its begin token only before instructions, and may predict plain
             text much better after the end token of its pretraining.
-        details: also give lexical parts and beam statistics where the model has them.
+        details: also give lexical parts and beam statistics if the model has them.
         entropy: also give the entropy of every token before it is read: "shannon", -sum_v p_v log p_v, or "renyi" of
-            order 1/2, 2 log sum_v sqrt(p_v). Of models that search it is that of the "stepwise" distribution.
+            order 1/2, 2 log sum_v sqrt(p_v). For models that search it is that of the "stepwise" distribution.
         attention_entropy: also give the normalized attention entropy of every token (Tree LM): of "raw" attention
             weights, or "projected", in which each counts by the length of the vector that it adds to the output.
         belief_update: kind ("old" or "new") and order of the belief update of every word (models with a search); see
             `hf_synlm.search.beliefs`.
-        name: what results call the model.
+        name: name of the model in results.
         revision: revision of the model, for results.
-        num_processes: how many processes score on a CPU, with one thread each; None = as many as are worth it, and
-            under `accelerate launch` all that it started, see `hf_synlm.evaluation.text.processes`.
+        num_processes: how many processes score on a CPU, with one thread each; None = as many as save time, and under
+            `accelerate launch` all of its processes; see `hf_synlm.evaluation.text.processes`.
         cache: file to which scores are written as they come; a run that was stopped continues from it.
 
     Raises:
@@ -163,7 +163,7 @@ class TextScorer:
             gguf_file: name of a GGUF file in the folder.
             backbone: folder or Hub name of the backbone of an adapter; None = the one that the adapter names.
             seed: set before loading.
-            auto_class: what loads it; a parser that gives no probabilities of words can parse only.
+            auto_class: the Auto class that loads it. A parser that gives no probabilities of words can parse only.
             **options: passed to `TextScorer`.
 
         Returns:
@@ -199,7 +199,7 @@ class TextScorer:
 
     @property
     def noted(self) -> dict[str, Any]:
-        """What `parse` notes of every token on request, by argument, with the value that asks for it."""
+        """Arguments of `parse` that ask for measures of tokens, with their values."""
         asked = {"attention_entropy": self.attention_entropy, "belief_update": self.belief_update}
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -264,7 +264,7 @@ class TextScorer:
 
     @property
     def closing_ids(self) -> list[int]:
-        """What a search reads behind the words of a text that ends: the end token, and before it an end word."""
+        """Tokens that a search reads after the words of a text that ends: an end word, if any, and the end token."""
         own = declared(self.model.config, "closing")
         return self.end_ids if own is None else list(own)
 
@@ -282,7 +282,7 @@ class TextScorer:
         return None
 
     def describe(self) -> dict[str, Any]:
-        """The model as results name it: with the paper to cite, and checksums of the weights of a folder."""
+        """Description of the model for results, with the paper to cite, and checksums of the weights of a folder."""
         from hf_synlm.hub.card import PAPERS
 
         paper = PAPERS.get(self.model.config.model_type, {}).get("citation")
@@ -300,9 +300,9 @@ class TextScorer:
     def options(self) -> dict[str, Any]:
         """Everything in this object that changes numbers, for results.
 
-        Three widths of a beam are recorded: `num_beams` derivations are kept after a word, `action_beam_size` after an
-        action inside a word (RNNG), and `fast_track_size` of these move on to the next word at once (RNNG; in place of
-        it `search_order`, where states are searched best-first).
+        Three widths of a beam are recorded. `num_beams` derivations are kept after a word. `action_beam_size` are kept
+        after an action inside a word (RNNG). `fast_track_size` of these move on to the next word at once (RNNG). A
+        best-first search has `search_order` instead.
         """
         beam = {}
         if self.searches:
@@ -344,7 +344,7 @@ class TextScorer:
         first window that contains it. Context that does not fit loses its first sentences. `self.cuts` counts both.
 
         Args:
-            texts: encoded texts. Of a list, the longest are read first. Those of an iterator are read nearly in their
+            texts: encoded texts. The longest texts of a list are read first. Those of an iterator are read nearly in
                 order, the first one alone, and forgotten when they are scored.
             end: also score the end of every text.
             starts: also give `TokenScores.word_start`.
@@ -397,7 +397,7 @@ class TextScorer:
 
     @cached_property
     def is_told_word_ends(self) -> bool:
-        """Whether `parse` is told where words end: of labeled trees over pieces, where the model cannot know it.
+        """Whether `parse` is told where words end: for labeled trees over pieces, if the model cannot know it.
 
         No constituent cuts a word then, as in training.
         """
@@ -405,17 +405,17 @@ class TextScorer:
 
     @property
     def max_rows(self) -> int:
-        """Most tokens of one call whose logits are in memory together."""
+        """Largest number of tokens in one call whose logits are in memory together."""
         return max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
 
     @property
     def reads_context(self) -> str | None:
-        """As what the model reads sentences before the one that it parses; see `SyntacticConfig`."""
+        """How the model reads the sentences before the one that it parses; see `SyntacticConfig`."""
         return declared(self.model.config, "reads_context")
 
     @property
     def max_context(self) -> float:
-        """Most tokens of a sentence together with its context."""
+        """Largest number of tokens of a sentence with its context."""
         room: float | None = getattr(self.model.word_search(1).machine, "max_with_context", self.max_tokens)
         return math.inf if room is None else room
 

@@ -15,10 +15,10 @@ by beam it has two parts (Roark et al. 2009): with B the derivations in the beam
 
 The last factor is 1 for the first word of a text. Off by default, as most published numbers are without it.
 
-*Trees.* ON-LSTM, PRPN and PaLM give every sentence one tree, which is a function of all its words. From it each word
-has its depth (constituents around it), how many constituents begin with it and end with it, and the distance to the
-word before: the height, less one, of the smallest constituent over both, in the tree binarized to the right (Shen et
-al. 2018).
+*Trees.* ON-LSTM, PRPN and PaLM give every sentence one tree, which is a function of all its words. It gives each word
+its depth (number of constituents around it), the numbers of constituents that begin and end with it, and its distance
+to the word before. This is the height, less one, of the smallest constituent over both, in the tree binarized to the
+right (Shen et al. 2018).
 """
 
 import math
@@ -60,7 +60,7 @@ NATS = {"bits": math.log(2), "nats": 1.0}
 
 @dataclass
 class WordScores:
-    """Measures of the n words of one text; log-probabilities in nats, NaN where there is none.
+    """Measures of the n words of one text; log-probabilities in nats, NaN if missing.
 
     Attributes:
         words: the user's words with their places in the text.
@@ -73,7 +73,7 @@ class WordScores:
         stack_depth: [n] expected number of trees on the stack after the word.
         tokens: per token its text and its log-probability.
         end: log p(the text ends), or None.
-        more: [n] further measures by the name of their column; if it has {} for the unit, they are in nats.
+        more: [n] further measures by the name of their column; if the name has {} for the unit, they are in nats.
     """
 
     words: list[Word]
@@ -109,13 +109,14 @@ def iterate_words(
 
     Args:
         scorer: the model.
-        items: the texts; they may be empty. Those of an iterator are taken as they are needed, and the first scores
-            come as soon as possible, which costs some speed; memory holds the longest document, if it is read whole.
-        context: "sentence" reads every text alone. "document" reads it after the texts of its document before it: a
-            GPST with their trees, a Tree LM on a backbone as plain text before its begin token, a recurrent model with
-            an end token between texts, other models as running text, joined by spaces, in windows where it is long.
+        items: the texts; they may be empty. Those of an iterator are taken as they are needed. The first scores then
+            come as soon as possible, which costs some speed. Memory holds the longest document, if it is read whole.
+        context: "sentence" reads every text alone. "document" reads it after the earlier texts of its document. A GPST
+            reads these with their trees, a Tree LM on a backbone as plain text before its begin token, a recurrent
+            model with an end token between texts, other models as running text, joined by spaces, in windows if it is
+            long.
         word_correction: give the probability of words instead of that of their tokens, see the top of this file.
-            No effect where `can_correct_words` is false.
+            No effect if `can_correct_words` is false.
         tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says.
         end: also score the end of every text ("sentence" only).
         progress: name of a progress bar; None = no bar.
@@ -200,7 +201,7 @@ def surprisal(
         sentences: texts, whose words are separated by white space.
         unit: of surprisals and entropies.
         tokenize: how the model reads words, see `encode_sentences`; None = as its `text_style` says.
-        **options: of `TextScorer`, such as `num_beams=20` or `details=True`.
+        **options: options of `TextScorer`, such as `num_beams=20` or `details=True`.
 
     Returns:
         One row per word, by the names of `columns`; structural measures with `details=True` only.
@@ -216,7 +217,7 @@ def surprisal(
 
 
 def words_of(item: TextItem) -> list[Word]:
-    """Words as the rows of a table have them, with their places in the text that joins them by spaces; or of a text.
+    """Words of the rows of a table, with their places in the text that joins them by spaces; or words of a text.
 
     Places of a sentence are those in the text from which it was split.
     """
@@ -270,7 +271,7 @@ def _measures_of_tree(spans: Sequence[Span], num_words: int) -> list[list[float]
 def can_correct_words(scorer: TextScorer) -> bool:
     """Whether tokens mark the beginning of words, so that word correction has something to correct.
 
-    Where tokens are words, or mark the end of words, a word's tokens say that it is over.
+    If tokens are words, or mark the end of words, the tokens of a word tell that it is over.
     """
     return word_starts(scorer.tokenizer, scorer.model.config.vocab_size, []) is not None
 
@@ -439,7 +440,7 @@ def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordS
 def with_beams(
     scores: Iterable[WordScores], width: int, others: Mapping[int, Iterable[WordScores]], say: Callable[[str], object]
 ) -> Iterator[WordScores]:
-    """Scores by a beam of this width that get the surprisals by `others`, too, and at the end what differs."""
+    """Add the surprisals by the beams `others` to scores by a beam of this width; `say` at the end how they differ."""
     sums: dict[int, Tensor] = dict.fromkeys(others, torch.zeros(5, 5, dtype=torch.float64))
     for found, *narrow in zip(scores, *others.values(), strict=True):
         for one, part in zip((*others, width), (*narrow, found), strict=True):
@@ -453,7 +454,7 @@ def with_beams(
 
 
 def products_of(narrow: Tensor, wide: Tensor) -> Tensor:
-    """[5, 5] sums over words of the products of 1, two surprisals in bits, their difference, and if it is above 1."""
+    """[5, 5] sums over words of the products of 1, two surprisals in bits, their difference, and if that is above 1."""
     both = torch.stack([narrow, wide]).double() / NATS["bits"]
     both = both[:, both.isfinite().all(0)]
     difference = (both[0] - both[1]).abs()
@@ -474,10 +475,10 @@ def describe_difference(sums: Tensor) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- files
 def columns(unit: Unit, items: Sequence[TextItem] = (), more: Iterable[str] = ()) -> list[str]:
-    """Names of the columns of a table of words, `unit` part of them, then those of the texts.
+    """Names of the columns of a table of words (some hold the `unit`), then those of the texts.
 
     `more` names further measures, as in `WordScores`.
-    A column of the texts whose name is taken already gets the ending "_input".
+    If the name of a column of the texts is taken, it gets the ending "_input".
     """
     own = [
         "item", "sentence_id", "word_id", "word", "n_tokens", "oov", f"surprisal_{unit}", f"lexical_{unit}",
@@ -497,7 +498,7 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
     """One row per word.
 
     `sentence_id` counts the texts of the input from 1 (in plain text: the lines, empty ones too), `word_id` the words
-    of a text from 1; `char_start` and `char_end` are half-open in the text as it was given.
+    of a text from 1. `char_start` and `char_end` are half-open positions in the given text.
 
     Args:
         items: the texts.
@@ -505,7 +506,7 @@ def word_table(items: Sequence[TextItem], scores: Sequence[WordScores], unit: Un
         unit: of surprisals and entropies.
 
     Returns:
-        Rows with the columns of `columns(unit, items, scores[0].more)`; NaN where a measure does not exist.
+        Rows with the columns of `columns(unit, items, scores[0].more)`; NaN if a measure does not exist.
     """
     more = more_columns(items)
     return [

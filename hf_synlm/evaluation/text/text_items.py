@@ -133,15 +133,18 @@ def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str,
     named = list(filter(None, header))
     if len(set(named)) < len(named):
         raise ValueError(f"{path}: the header {header} names a column twice")
+    unnamed = [place for place, name in enumerate(header) if not name]  # as of the empty columns of spreadsheets
+    filled = set[int]()
     for number, fields in rows:
         if fields in ([], [""]):
             continue
         if len(fields) != len(header):
             raise ValueError(f"{path}:{number}: {len(fields)} fields, but the header names {len(header)}: {header}")
-        cells = [(name, field) for name, field in zip(header, fields, strict=True) if name or field]
-        if len(cells) > len(named) + 1:
-            raise ValueError(f"{path}:{number}: {fields} has text in several columns without a name: name them")
-        yield dict(cells)  # spreadsheets write empty columns, without a name
+        filled.update(place for place in unnamed if fields[place])
+        if len(filled) > 1:
+            places = ", ".join(str(place + 1) for place in sorted(filled))
+            raise ValueError(f"{path}:{number}: columns {places} have text, here or above, but no name: name them")
+        yield {name: field for name, field in zip(header, fields, strict=True) if name or field}
 
 
 def _read_csv(path: PathLike, line_ends: bool) -> Iterator[tuple[int, list[str]]]:
@@ -150,7 +153,7 @@ def _read_csv(path: PathLike, line_ends: bool) -> Iterator[tuple[int, list[str]]
     for first, last, fields in read_csv((line + "\n" for line in read_lines(path)), path):
         if last > first and not line_ends:
             raise ValueError(
-                f"{path}:{first}: the row goes on to line {last}: a quotation mark is open. If it is text, double it "
+                f"{path}:{first}: the row continues to line {last}: a quotation mark is open. If it is text, double it "
                 "and quote the field; if not, take the line end out of the field."
             )
         yield first, fields
@@ -314,7 +317,7 @@ def _items_of_words(
             if item in known or not set(found) <= set(apart):
                 raise ValueError(
                     f"{where}: item {item!r} has rows elsewhere, or conditions that earlier items lack. A table of "
-                    f"more than {_NUM_ROWS:,} rows is read in pieces: sort it by item, those of all conditions first"
+                    f"more than {_NUM_ROWS:,} rows is read in pieces: sort it by item, those with all conditions first"
                 )
             part = None if sentence is None else _label(row, sentence, where, needed=True)
             more = {name: value for name, value in row.items() if name not in (word, item_column)}
@@ -407,8 +410,8 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
         if is_again and _begins_anew(first, others[:size]):
             raise ValueError(
                 f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}: is each part a text of its "
-                "own? Then add a column condition that tells them apart, or name theirs by --sentence-column. If not, "
-                f"add --sentence-column {item_column}"
+                "own? Then add a column condition that tells them apart, or name one by --sentence-column. If not, add "
+                f"--sentence-column {item_column}"
             )
 
 

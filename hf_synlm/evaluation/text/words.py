@@ -2,10 +2,10 @@
 """The user's words and the model's tokens: which token belongs to which word.
 
 Words are separated by white space (as by `str.split`). The model reads the words joined by single spaces,
-so double spaces, tabs and other white space change nothing, and every token is given to the word whose characters it
-covers. Punctuation is part of a word where the user's text has it so; with `tokenize`, the model reads such a word
-as the Penn Treebank writes it, in several pieces, or without marks, and the tokens still belong to the user's word.
-A model whose `text_style` is "natural" reads these pieces without spaces between them, as the text has them.
+so double spaces, tabs and other white space change nothing. Every token is assigned to the word whose characters it
+covers. Punctuation is part of a word if the user's text has it so. With `tokenize`, the model reads such a word in
+several pieces, as in the Penn Treebank, or without marks. The tokens still belong to the user's word. A model whose
+`text_style` is "natural" reads these pieces without spaces between them, as the text has them.
 """
 
 import json
@@ -56,8 +56,8 @@ class EncodedText:
         word_of_token: for each token the index of its word, -1 for tokens between sentences.
         num_words: words of the text; some may have no token.
         context: token ids of complete sentences before it.
-        unknown: indices of the words that have no token, or one that stands for unknown words.
-        leaf_of_token: for each token the index of its leaf in a tree, where words are split; default: `word_of_token`.
+        unknown: indices of the words that have no token, or only a token for unknown words.
+        leaf_of_token: for each token the index of its leaf in a tree, if words are split; default: `word_of_token`.
     """
 
     ids: list[int]
@@ -79,7 +79,7 @@ def has_words(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def split_words(text: str, start: int = 0) -> list[Word]:
-    """Words of a text, as `text.split()` gives them, with their positions where the text begins at `start`."""
+    """Words of a text, as `text.split()` gives them, with their positions if the text begins at `start`."""
     return [Word(match.group(), start + match.start(), start + match.end()) for match in _WORD.finditer(text)]
 
 
@@ -88,11 +88,11 @@ def split_as_treebank(
 ) -> list[list[list[str]]]:
     """Split words as the Penn Treebank does: `end.` is `end .`, `it's` is `it 's`.
 
-    A word of the vocabulary stays whole, for treebanks differ (`don't`, `Mr.`); so does one that is one token of a
-    vocabulary of pieces. The period of an abbreviation stays: one is taken from the last word of a line, and from words
-    before a new sentence (`Mr. Smith of the U.S. came. Then`). Brackets become `-LRB-`, and `-LRB-` a bracket, as the
-    vocabulary has them; in a vocabulary of words quotes become `` and '' where it has them. Models that learned without
-    punctuation (no "." in the vocabulary) do not read punctuation: it is left out.
+    A word of the vocabulary stays whole, because treebanks differ (`don't`, `Mr.`). So does a word that is one token of
+    a vocabulary of pieces. A period is split from the last word of a line, and from words before a new sentence, but
+    not from abbreviations (`Mr. Smith of the U.S. came. Then`). Brackets become `-LRB-`, or `-LRB-` a bracket,
+    whichever the vocabulary has. Quotes become `` and '' if a vocabulary of words has these. Punctuation is left out
+    for models that learned without it (no "." in the vocabulary).
 
     Args:
         tokenizer: a fast tokenizer.
@@ -252,15 +252,15 @@ def encode_sentences(
 ) -> list[EncodedText]:
     """Encode sentences given as words, and assign every token to a word.
 
-    Text that looks like a special token is text; in a vocabulary of words, such a word is an unknown one. No token is
+    Text that looks like a special token is read as text. In a vocabulary of words, such a word is unknown. No token is
     added.
 
     Args:
         tokenizer: a fast tokenizer, which gives the positions of its tokens.
         sentences: per sentence its words; a sentence may be empty.
         tokenize: how the model reads words, see `split_sentences`; None = as they are.
-        text_style: of the model's configuration. "natural": pieces of a word stand together in text; words that are not
-            split are those of a treebank, and stand as `stands_joined` says.
+        text_style: that of the model's configuration. "natural": pieces of a word stand together in text; words that
+            are not split are those of a treebank, and stand as `stands_joined` says.
 
     Returns:
         One text per sentence.
@@ -340,7 +340,7 @@ def encode_rows(
     tokenize: Tokenization | None = None,
     text_style: str | None = None,
 ) -> list[EncodedText]:
-    """As `encode_sentences`, for words that may have white space inside, or be empty and have no token."""
+    """Like `encode_sentences`, but words may have white space inside, or be empty and have no token."""
     parts = [[word.split() for word in words] for words in sentences]
     texts = encode_sentences(tokenizer, [list(chain.from_iterable(words)) for words in parts], tokenize, text_style)
     joined = [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]
@@ -379,8 +379,7 @@ def _assign(
             if word_at[end - 1] != owners[-1]:
                 raise ValueError(
                     f"the token {tokenizer.convert_ids_to_tokens(token)!r} covers the words {words[owners[-1]]!r} and "
-                    f"{words[word_at[end - 1]]!r}: with a tokenizer whose tokens cross white space, words have no "
-                    "surprisal"
+                    f"{words[word_at[end - 1]]!r}: words have no surprisal if tokens of the tokenizer cross white space"
                 )
         elif piece:
             owners.append(word_at[min(start, len(text)) - 1])  # white space only
@@ -411,10 +410,10 @@ def _classes_of_unknown_words(tokenizer: PreTrainedTokenizerBase) -> dict[int, s
 
 
 def word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: Sequence[int]) -> Tensor | None:
-    """Which tokens begin a word, or end the text, where the vocabulary marks the beginning of words.
+    """Which tokens begin a word, or end the text, if the vocabulary marks the beginning of words.
 
-    In such a vocabulary (byte-level BPE, sentencepiece, WordPiece) the last token of a word does not say that the word
-    is over (end of word): only the next token does.
+    In such a vocabulary (byte-level BPE, sentencepiece, WordPiece) the last token of a word does not tell that the word
+    is over. Only the next token does.
 
     Args:
         tokenizer: a fast tokenizer.
@@ -422,7 +421,7 @@ def word_starts(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_i
         end_token_ids: tokens that end a text.
 
     Returns:
-        [V] bool; None where tokens are words or mark the end of words, so that the end of a word is known.
+        [V] bool; None if tokens are words or mark the end of words, so that the end of a word is known.
     """
     if has_words(tokenizer):
         return None

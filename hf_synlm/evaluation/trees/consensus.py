@@ -8,7 +8,7 @@ votes(i, j) is the sum of the weights of the trees that have the span; the whole
 have equally many spans, so this is the tree with the highest mean F1 with binary trees. If these are a parser's and the
 weights are their probabilities, it is the tree with the highest expected F1 (minimum Bayes risk).
 
-Ties: the smallest k, so the tree branches to the right where there are no votes. Values are tied whose difference is
+Ties: the smallest k, so the tree branches to the right if there are no votes. Values are tied if their difference is
 below 1e-9 of the largest vote, because sums of weights are rounded.
 
 Source: Shayegh et al. 2024, "Ensemble Distillation for Unsupervised Constituency Parsing", and the authors' program
@@ -33,12 +33,12 @@ class AveragedTree(Hypothesis):
     """The average of trees.
 
     Attributes:
-        spans: of the binary tree, in post-order. With labels: its constituents, as in `Hypothesis`; then nodes that no
-            label was found for are left out.
+        spans: spans of the binary tree, in post-order. With labels: its constituents, as in `Hypothesis`; then nodes
+            that no label was found for are left out.
         labels: one label per span, if all trees have labels.
         log_prob: None.
         score: sum of the votes of the binary tree, without the whole sentence.
-        expected_f1: weighted mean of its F1, in 0..1, with the trees as they vote, without the whole sentence; 1 for
+        expected_f1: weighted mean of its F1 with the trees as they vote, in 0..1, without the whole sentence; 1 for
             sentences of one or two words.
     """
 
@@ -56,7 +56,7 @@ def average_trees(
 
         hf_synlm.average_trees([[(0, 2), (0, 3)], [(1, 3), (0, 3)], [(0, 2), (0, 3)]]).spans    # ((0, 2), (0, 3))
 
-    Every tree that has a span of the average votes for its labels; for none, if it has the span only because it was
+    Every tree that has a span of the average votes for the span's label, unless it has the span only because it was
     made binary. All trees vote for the labels of single words. Ties: the labels of the first tree.
 
     Args:
@@ -182,7 +182,7 @@ def average_parses(runs: Mapping[str, Sequence[ParsedSentence]]) -> list[ParsedS
     the trees of minimum Bayes risk. Runs without a tree for a sentence do not vote.
 
     Args:
-        runs: by name, such as the file that they come from, the parsed sentences.
+        runs: the parsed sentences of each run, by its name, such as its file.
 
     Returns:
         Per sentence one tree (an `AveragedTree`), or none if no run has one; with the log-probabilities of the words
@@ -193,7 +193,7 @@ def average_parses(runs: Mapping[str, Sequence[ParsedSentence]]) -> list[ParsedS
     """
     sizes = {name: len(parsed) for name, parsed in runs.items()}
     if len(set(sizes.values())) != 1:
-        raise ValueError(f"these runs cannot be averaged, for they have different numbers of sentences: {sizes}")
+        raise ValueError(f"these runs cannot be averaged, because their numbers of sentences differ: {sizes}")
     averaged = []
     for number, sentences in enumerate(zip(*runs.values(), strict=True), 1):
         answers = {name: sentence for name, sentence in zip(runs, sentences, strict=True) if sentence.hypotheses}

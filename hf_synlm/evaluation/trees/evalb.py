@@ -9,7 +9,7 @@ which F1 on the Penn Treebank is reported.
 Habits of EVALB: a sentence without a prediction is left out, not counted as wrong. A sentence whose words differ from
 the gold words is left out, too. Words are deleted by their tag, each side by its own tags, so predictions should carry
 the gold tags (here they do unless others are given). Labels are cut at - and =, but not at |: ADVP|PRT is another label
-than ADVP. Of root labels, COLLINS.prm leaves out TOP only: ROOT and S1 count as brackets.
+than ADVP. COLLINS.prm leaves out only the root label TOP. ROOT and S1 count as brackets.
 
 Source: evalb.c of EVALB 20080701 (public domain).
 """
@@ -78,7 +78,7 @@ class EvalbSentence:
 
 @dataclasses.dataclass(frozen=True)
 class EvalbSummary:
-    """Scores over a set of sentences, as fractions in 0..1; 0 where nothing is counted.
+    """Scores over a set of sentences, as fractions in 0..1; 0 if nothing is counted.
 
     Attributes:
         name: which sentences.
@@ -93,7 +93,7 @@ class EvalbSummary:
         average_crossing: crossing brackets per valid sentence (not a share).
         no_crossing: share of the valid sentences without crossing brackets.
         two_or_less_crossing: share of those with at most two.
-        tagging_accuracy: share of the words with the gold tag; 1 where predictions carry the gold tags.
+        tagging_accuracy: share of the words with the gold tag; 1 if predictions carry the gold tags.
     """
 
     name: str
@@ -214,12 +214,12 @@ def labeled_f1(
 
     Args:
         predicted: per sentence (labels, spans): one label per half-open span over the gold words, in post-order, unary
-            chains as repeated spans (see `word_brackets` for trees over word pieces). Or a tree with words and tags of
-            its own. None = the sentence has no parse: like in EVALB, it is left out of all scores and counted
-            in `num_skipped`; give ([], []) to have its gold brackets counted as missed.
+            chains as repeated spans (see `word_brackets` for trees over word pieces). A prediction may also be a tree
+                with its own words and tags. None = the sentence has no parse. As in EVALB, it is left out of all scores
+                and counted in `num_skipped`. Give ([], []) to count its gold brackets as missed.
         gold: the gold trees.
-        parameters: what to count; the default is COLLINS.prm. Where it decides what is removed, so is punctuation of
-            Universal Dependencies (the tag PUNCT), which the program EVALB does not know.
+        parameters: what to count; the default is COLLINS.prm. With its list of removed tags, PUNCT of Universal
+            Dependencies is removed, too, which the program EVALB does not do.
 
     Returns:
         The scores.
@@ -271,7 +271,7 @@ def evaluate_files(
         gold: file with one gold tree per line, or with trees of several lines, as `tree_lines` reads them.
         test: file of predicted trees; a blank line between trees of one line is a sentence without a parse.
         parameters: what to count.
-        max_sentences: score only so many sentences, from the beginning.
+        max_sentences: score at most this many first sentences.
 
     Returns:
         The scores; `report()` gives EVALB's output.

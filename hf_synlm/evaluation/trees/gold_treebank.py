@@ -116,17 +116,17 @@ def make_treebank(
         trees: the gold sentences.
         punctuation: "remove" deletes punctuation before parsing (Kim et al. 2019), "ignore" parses it but deletes it
             from both trees before scoring; both leave out sentences without other words. "keep" counts it as words.
-        max_sentences: read only so many sentences, from the beginning.
-        punctuation_by: how to recognize punctuation, by "tag" or "form"; see `keep_words`. By tag, all words count as
-            punctuation whose tag is not among the 36 of the Penn Treebank for words (`check_tags`).
+        max_sentences: read at most this many first sentences.
+        punctuation_by: how to recognize punctuation, by "tag" or "form"; see `keep_words`. By tag, a word is
+            punctuation if its tag is not among the 36 of the Penn Treebank for words (`check_tags`).
         remedy: what to do about other tags, for the message.
 
     Returns:
         The treebank.
 
     Raises:
-        ValueError: for another value of `punctuation_by`, for trees with other tags than the Penn Treebank's if
-            punctuation is recognized by tag (in the sentences that are read), or if no sentence is left.
+        ValueError: for another value of `punctuation_by`, for tags that are not the Penn Treebank's if punctuation is
+            recognized by tag, or if no sentence is left.
     """
     sentences: list[TreebankSentence] = []
     keep: list[list[bool]] = []

@@ -38,8 +38,8 @@ class ParsingConvention:
         duplicates: "set" counts a span once, "multiset" counts every copy (unary chains).
         min_length: shorter sentences are left out; 1 keeps all, 2 skips one-word sentences, 3 also two-word ones.
         max_length: longer sentences are left out; None keeps all.
-        empty_gold: a sentence without gold spans (under this convention) has recall 1, and precision 1 too if nothing
-            is predicted ("recall_one"); or is left out ("skip"); or has F1 0 ("zero").
+        empty_gold: a sentence without gold spans (under this convention) has recall 1, and precision 1 if nothing is
+            predicted ("recall_one"). Or it is left out ("skip"), or has F1 0 ("zero").
         epsilon: added to the denominators of a sentence's P, R and F1; corpus F1 has none.
     """
 
@@ -124,7 +124,7 @@ def resolve_convention(convention: str | ParsingConvention, **changes: Any) -> P
 def drop_tokens(spans: Sequence[Span], keep: Sequence[bool]) -> list[Span]:
     """Remove the tokens that `keep` marks False from under a tree.
 
-    Boundaries are renumbered and spans that lose all tokens vanish. Order stays, and so do copies that arise.
+    Boundaries are renumbered and spans that lose all tokens vanish. The order stays. Equal spans that arise stay, too.
     """
     kept_before = list(accumulate(map(bool, keep), initial=0))
     check_spans(spans, len(keep), "spans to drop tokens from")
@@ -143,7 +143,7 @@ def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
 
 
 def check_trees(predicted: Sequence[Sequence[Span]], gold: Sequence[Sequence[Span]], lengths: Sequence[int]) -> None:
-    """`check_spans` of the trees of all sentences."""
+    """Call `check_spans` for the trees of all sentences."""
     for index, (found, wanted, length) in enumerate(zip(predicted, gold, lengths, strict=True)):
         check_spans(found, length, f"prediction for sentence {index}")
         check_spans(wanted, length, f"gold tree of sentence {index}")
@@ -165,7 +165,7 @@ class ParsingScores:
         level: which F1 the convention's publications report: "sentence" or "corpus".
         variants: sentence and corpus F1 with the whole-sentence span dropped and counted, everything else as in the
             convention; keys "sentence_drop", "corpus_drop", "sentence_count", "corpus_count".
-        f1_per_sentence: F1 of every sentence under the convention, None where it was left out.
+        f1_per_sentence: F1 of every sentence under the convention, None if it was left out.
     """
 
     sentence_f1: float
@@ -263,7 +263,7 @@ class _Tally:
 def apply_keep(
     spans: Sequence[Sequence[Span]], lengths: Sequence[int], keep: Sequence[Sequence[bool]] | None
 ) -> list[Sequence[Span]]:
-    """`drop_tokens` of every sentence; None keeps all. ValueError unless `keep` has one value per token."""
+    """Call `drop_tokens` for every sentence; None keeps all. ValueError unless `keep` has one value per token."""
     if keep is None:
         return list(spans)
     for index, (mask, length) in enumerate(zip(keep, lengths, strict=True)):
@@ -366,8 +366,8 @@ def branching_baselines(
         **changes: as in `unlabeled_f1`.
 
     Returns:
-        Scores by name: "left", "right", "balanced", "random", and "binarized gold", the upper bound: no binary tree
-        scores higher, because it has all gold spans and n - 1 spans in all, as every binary tree.
+        Scores by name: "left", "right", "balanced", "random", and "binarized gold". The last one is the upper bound of
+        binary trees, because it has all gold spans, and every binary tree has n - 1 spans.
 
     Raises:
         ValueError: as `unlabeled_f1`, or gold spans of a sentence that cross.
@@ -390,7 +390,7 @@ def branching_baselines(
 
 
 def binarized_gold(spans: Sequence[Span], num_tokens: int) -> list[Span]:
-    """Complete the spans of a gold tree, which must nest, to the n - 1 spans, in post-order, of a binary tree.
+    """Complete the spans of a gold tree, which must nest, to a binary tree: n - 1 spans in post-order.
 
     Wide constituents are binarized to the right; the span of the whole sentence may be missing. ValueError for spans
     that cross.

@@ -54,12 +54,12 @@ def parse_sentences(
         model: a model with `parse`.
         tokenizer: its tokenizer.
         sentences: each as text, whose words are separated by white space, or as a sequence of words; at least one word.
-        batch_size: sentences per call, at most, about equally long; None = 16 on a CPU, 128 on other devices.
+        batch_size: largest number of sentences per call; None = 16 on a CPU, 128 on other devices.
         progress: name of a progress bar; None = no bar.
         num_processes: how many processes parse on a CPU; None = as many as are worth it, see `TextScorer`.
         cache: file to which trees are written as they come; a run that was stopped continues from it.
-        tokenize: split words, see `evaluation.text.words`; trees are over the pieces. Default: as the
-            `text_style` of the model says for texts; words as they are for words.
+        tokenize: split words, see `evaluation.text.words`; trees are over the pieces. Default: for texts, as the
+            model's `text_style` says; for words, words as they are.
         **options: for `model.parse`, such as `method="inside"`, `num_beams=20` or `num_return_sequences=5`.
 
     Returns:
@@ -67,8 +67,8 @@ def parse_sentences(
 
     Raises:
         ValueError: the model cannot parse, `sentences` is a text, or one of them has no words, more tokens than the
-            model has positions, or a word that is empty, has white space or no token, or shares one. Nothing is parsed
-            then.
+            model has positions, or a word that is empty, has white space or no token, or shares a token. Nothing is
+            parsed then.
     """
     check_list("sentences", sentences)
     if all(isinstance(sentence, str) for sentence in sentences):
@@ -93,7 +93,7 @@ def iterate_parses(
     """`parse_sentences` of words, one after the other; the sentences of an iterator are taken as they are needed.
 
     `computation` has the options of `iterate_encoded`. With `skipped`, a sentence of which no word is read has no words
-    and no tree, and with `skip_long` also one that is longer than the model's positions: it counts under "long".
+    and no tree. With `skip_long`, so does a sentence longer than the model's positions, which counts under "long".
     Otherwise both are a ValueError.
     """
     name, style = type(model).__name__, getattr(model.config, "text_style", None)

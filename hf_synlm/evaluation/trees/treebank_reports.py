@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers and tables of the trees of one or several runs over a treebank: without labels, as EVALB scores, compared."""
+"""Scores and tables of the trees of one or several runs over a treebank: unlabeled F1, EVALB, comparisons."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ def report_parsing(
         **changes: as in `unlabeled_f1`.
 
     Returns:
-        Scores by name, means where there are several runs (then also `f1_standard_deviation` and `agreement`); and
-        tables by title.
+        Scores by name, means if there are several runs (then also `f1_standard_deviation` and `agreement`); and tables
+        by title.
 
     Raises:
         ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
@@ -107,8 +107,8 @@ def report_conventions(
     """F1 of several systems by several conventions, beside right branching, and tests of all differences.
 
     Args:
-        cases: by the name of a convention: the gold trees, the convention, and by system what `report_parsing` or
-            `report_evalb` takes as a run. A system may lack a convention.
+        cases: by the name of a convention: the gold trees, the convention, and the run of each system, as in
+            `report_parsing` or `report_evalb`. A system may lack a convention.
 
     Returns:
         F1 in percent by "CONVENTION SYSTEM"; and tables: F1, a row per system; and differences of sentence F1, second
@@ -228,17 +228,17 @@ def report_evalb(
     A sentence without a tree counts as one without brackets: its gold brackets are missed.
 
     Args:
-        treebank: the gold trees; EVALB leaves words out by their tags itself.
+        treebank: the gold trees; EVALB itself leaves out words by their tags.
         runs: per run, by its name, the parsed sentences of the treebank in order; or what `evaluate_files` gives for
             trees with tags of their own.
         parameters: what to count; `labeled=False` for trees without labels.
         average: the average of the runs, which is scored beside them as `consensus_f1`.
 
     Returns:
-        Scores by name in percent, means where there are several runs; and tables by title.
+        Scores by name in percent, means if there are several runs; and tables by title.
 
     Raises:
-        ValueError: trees that are not over the words of the treebank, trees without labels where labels count, or no
+        ValueError: trees that are not over the words of the treebank, trees without labels if labels count, or no
             sentence that EVALB scores.
     """
     gold = [EvalbTree.from_sentence(sentence) for sentence in treebank.sentences]
@@ -283,5 +283,5 @@ def _brackets(sentence: ParsedSentence, name: str, parameters: EvalbParameters) 
         return (), ()
     tree = sentence.hypotheses[0]
     if tree.labels is None and parameters.labeled:
-        raise ValueError(f"{name}: the trees have no labels; score them without (labeled=False, --unlabeled)")
+        raise ValueError(f"{name}: the trees have no labels; score them unlabeled (labeled=False, --unlabeled)")
     return tree.labels or ["X"] * len(tree.spans), tree.spans

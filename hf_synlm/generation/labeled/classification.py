@@ -61,19 +61,19 @@ class TreeClassifierMixin:
     ) -> SyntacticClassifierOutput:
         """Classify sentences by their trees. Where no trees are given, the model's own search finds them.
 
-        That search takes nearly all of the time, hundreds of times more than the rest: to classify a text often, keep
-        the actions that `parse` of the language model returns, and pass them.
+        That search takes hundreds of times longer than the rest. To classify a text often, keep the actions that
+        `parse` of the language model returns, and pass them.
 
         With `labels`, loss = classification loss + `config.objective_weight` x negative log-probability of texts and
         trees (RNNG: per action and word; Tree LM: per token of the linearized tree), so that the model stays a language
-        model. With weight 0 it does not: its search then finds worse trees.
+        model. With weight 0 it does not stay one, and its search finds worse trees.
 
         Args:
             input_ids: [B, T] token ids, one sentence per row.
             attention_mask: [B, T], 1 = token; padding left or right.
             labels: [B] class ids (or targets of a regression, or [B, num_labels] of a multi-label problem).
             actions: [B, A] derivations, 0 = padding.
-            word_ends: [B, T], True at the last piece of every word; by default what the model knows of its tokens.
+            word_ends: [B, T], True at the last piece of every word; by default as the model knows it.
             output_hidden_states: also return `hidden_states` (see `forward` of the base model).
             output_attentions: not possible (see `forward` of the base model).
             **kwargs: arguments of other models, which wrappers pass as None.

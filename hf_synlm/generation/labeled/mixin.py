@@ -45,7 +45,7 @@ class LabeledTrees:
     ) -> FastTrackDecoder:
         """Word-synchronous search; None = the fields of the configuration, made to fit. `renormalize` is not used.
 
-        `eos_token_ids` [E] stand for the end of a sentence; None = sentences go on.
+        `eos_token_ids` [E] stand for the end of a sentence; None = sentences do not end.
         """
         config = self.config
         width = _default_width(config, action_beam_size) if num_beams is None else num_beams
@@ -75,8 +75,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     """`parse` and `generate` of a language model with labeled derivations; `forward` is in `generation/given_trees.py`.
 
     The class that inherits it sets `stack_machine_class` and writes `score_trees`. The loss is normalized as
-    `config.loss_normalization` says, by all words and actions, also where `labels` leave words out. The softmaxes run
-    over all classes, legal or not, as in the authors' training.
+    `config.loss_normalization` says, by all words and actions, even if `labels` leave words out. The softmaxes run over
+    all classes, legal or not, as in the authors' training.
     """
 
     word_search = LabeledTrees.word_search  # and not that of the mixin
@@ -120,8 +120,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
     ) -> tuple[FastTrackDecoder, FastTrackDecoder]:
         """The searches of `generate`; see `SyntacticGenerationMixin`. `renormalize` is not used: see `normalization`.
 
-        Under normalization "train" the probabilities of what may come sum to less than one; sampling draws every action
-        and word in proportion to them.
+        Under normalization "train" the probabilities of possible actions and words sum to less than one; sampling draws
+        every action and word in proportion to them.
         """
         options = self._search_options(config)
         width = max(_default_width(self.config, config.action_beam_size), config.num_beams)
@@ -194,9 +194,9 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         """Parse given text: n-best labeled trees, and prefix probabilities.
 
         The surprisal of token t is `-token_log_probs[:, t]`, in nats. Under "search" it assumes that the sentence goes
-        on: perplexity without ends = exp(-sum of `token_log_probs` / number of words). `log_probs` and
-        `text_log_probs` are those of sentences that may end at every word, as in `generate`, so that the texts of all
-        lengths share one probability. The order of the trees is that of the authors' search, which knows the length.
+        on. Perplexity without ends = exp(-sum of `token_log_probs` / number of words). `log_probs` and `text_log_probs`
+        are those of sentences that may end at every word, as in `generate`, so that the texts of all lengths share one
+        probability. The order of the trees is that of the authors' search, which knows the length.
 
         Args:
             input_ids: [B, T], one sentence per row.
@@ -206,16 +206,15 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             fast_track_size: default `config.fast_track_size`.
             method: "search", or "particle" for the authors' variable-width beam (RNNG only).
             num_particles: number of particles ("particle" only); default 1,000. As in the authors' code, an action that
-                gets less than half a particle is dropped, so a sentence may lose all its derivations where they are few
-                and labels many: then its `log_probs` are -inf, and it has no tree.
+                gets less than half a particle is dropped. With few particles and many labels, a sentence may so lose
+                all its derivations. It then has `log_probs` of -inf and no tree.
             normalization: "search" or "train"; default `config.normalization`. Under "search" `log_probs` are higher
-                than the `joint_log_prob` of `forward` for the same tree: by a nat or so for a trained model, by far
-                more for an untrained one.
+                than the `joint_log_prob` of `forward` for the same tree. The difference is about a nat for a trained
+                model, and far more for an untrained one.
             attention_entropy: "projected" or "raw": also return `attention_entropy` (Tree LM only).
             context_sentence_ids: [B, T], 1, 2, ... at the tokens of text before the sentence, which is read as plain
                 text before the begin token (Tree LM on a backbone only).
-            **options: see `SyntacticGenerationMixin.parse`; `word_ends` are by default what the model knows of its
-                tokens.
+            **options: see `SyntacticGenerationMixin.parse`; `word_ends` are by default as the model knows them.
 
         Returns:
             `ParseOutput` with `labels`; spans and labels list every constituent, unary chains from the bottom up.

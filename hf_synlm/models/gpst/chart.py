@@ -171,10 +171,11 @@ def plan_chart(merge_order: Tensor, sentence_ids: Tensor, window_size: int) -> C
     time_BP.scatter_(1, merge_order, torch.arange(merge_order.shape[1]).expand_as(merge_order))
     time_BP = torch.where(joined_BP, time_BP, num_tokens)  # later than every merge: sentence borders never merge
     starts_BT = _sentence_starts(sentence_ids, joined_BP)
+    length_S = _sentence_lengths(starts_BT, sentence_ids != 0)
     cells = _initial_cells(joined_BP, window_size)
     if num_tokens > 1:
-        cells += _merge_cells(time_BP, window_size, num_tokens, int(_run_lengths(joined_BP)))
-    return _finish_plan(cells, sentence_ids, starts_BT, joined_BP)
+        cells += _merge_cells(time_BP, window_size, num_tokens, int(length_S.max()))
+    return _finish_plan(cells, sentence_ids, starts_BT, length_S)
 
 
 @torch.compiler.disable
@@ -199,12 +200,12 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
             "(n - 1 for n tokens). Binarize the trees and leave out the leaves."
         )
     starts_BT = _sentence_starts(sentence_ids, joined_BP)
-    lengths = _sentence_lengths(starts_BT, sentence_ids != 0).tolist()
-    for (row, start), length in zip(starts_BT.nonzero().tolist(), lengths, strict=True):
+    length_S = _sentence_lengths(starts_BT, sentence_ids != 0)
+    for (row, start), length in zip(starts_BT.nonzero().tolist(), length_S.tolist(), strict=True):
         if length > 1 and (start, start + length) not in {(int(i), int(j)) for i, j in spans[row]}:
             raise ValueError(f"spans of row {row} lack the root span {(start, start + length)}. Add it.")
     row, start, end, split = (torch.tensor(values, dtype=torch.long) for values in (rows, firsts, lasts, splits))
-    return _finish_plan([Cells(row, start, end, split[:, None])], sentence_ids, starts_BT, joined_BP)
+    return _finish_plan([Cells(row, start, end, split[:, None])], sentence_ids, starts_BT, length_S)
 
 
 def _split_points(spans: Sequence[tuple[int, int]], row: int) -> dict[tuple[int, int], int]:
@@ -232,22 +233,11 @@ def _sentence_starts(sentence_ids: Tensor, joined_BP: Tensor) -> Tensor:
     return starts_BT
 
 
-def _run_lengths(joined_BP: Tensor) -> Tensor:
-    """Length of the longest run of joined boundaries (the search below never looks further)."""
-    position = torch.arange(1, joined_BP.shape[1] + 1).expand_as(joined_BP)
-    last_border = torch.where(joined_BP, 0, position).cummax(1).values
-    return (position - last_border).max()
-
-
 def _initial_cells(joined_BP: Tensor, window_size: int) -> list[Cells]:
     """Spans of 2..W tokens with all their inner boundaries as splits."""
-    cells: list[Cells] = []
-    num_boundaries = joined_BP.shape[1]
-    inside = joined_BP
-    for width in range(2, window_size + 1):
-        if num_boundaries - width + 2 <= 0:
-            break
-        inside = joined_BP if width == 2 else inside[:, :-1] & joined_BP[:, width - 2 :]
+    cells, inside = list[Cells](), F.pad(joined_BP, (0, 1), value=True)
+    for width in range(2, min(window_size, joined_BP.shape[1] + 1) + 1):
+        inside = inside[:, :-1] & joined_BP[:, width - 2 :]
         row, start = inside.nonzero(as_tuple=True)
         cells.append(Cells(row, start, start + width, start[:, None] + torch.arange(1, width)))
     return cells
@@ -281,7 +271,7 @@ def _merge_cells(time_BP: Tensor, window_size: int, num_tokens: int, longest: in
 def _range_maxima(values: Tensor, longest: int) -> list[Tensor]:
     """Sparse table: entry h holds at x the maximum over columns x .. x + 2^h - 1 (cut off at the end)."""
     table = [values]
-    while 1 << len(table) <= longest + 1:
+    while 1 << len(table) <= longest:
         half = 1 << (len(table) - 1)
         previous = table[-1]
         table.append(torch.maximum(previous, torch.cat([previous[:, half:], previous[:, -1:].expand(-1, half)], 1)))
@@ -306,7 +296,7 @@ def _next_later(
     return torch.where(at_border, origin, (cursor + step).clamp(0, size - 1))
 
 
-def _finish_plan(cells: list[Cells], sentence_ids: Tensor, starts_BT: Tensor, joined_BP: Tensor) -> ChartPlan:
+def _finish_plan(cells: list[Cells], sentence_ids: Tensor, starts_BT: Tensor, length_S: Tensor) -> ChartPlan:
     """Number the cells, find their children, sort them by level and list the outside messages of each cell."""
     valid_BT = sentence_ids != 0
     num_leaves = int(valid_BT.sum())
@@ -321,10 +311,9 @@ def _finish_plan(cells: list[Cells], sentence_ids: Tensor, starts_BT: Tensor, jo
     split_CM = spans.split_CM[order]
     levels = _level_bounds(level_C, (split_CM >= 0).sum(1))
     context_S, offset_S = starts_BT.nonzero(as_tuple=True)
-    length_S = _sentence_lengths(starts_BT, valid_BT)
     root_S = new_id[spans.find(context_S, offset_S, offset_S + length_S)]
     leaf_row, leaf_position = valid_BT.nonzero(as_tuple=True)
-    count_2B = torch.stack([valid_BT.sum(1), valid_BT.sum(1) + joined_BP.sum(1)])
+    count_2B = torch.stack([valid_BT.sum(1), 2 * valid_BT.sum(1) - starts_BT.sum(1)])
     children_P, message_order, message_child, message_bounds = _message_lists(left_CM, right_CM, levels, num_leaves)
     return ChartPlan(
         num_leaves=num_leaves,
@@ -387,7 +376,7 @@ class _SpanIndex(NamedTuple):
         row, start, end = (column[:, None].expand_as(exists) for column in (self.row_C, self.start_C, self.end_C))
         left_CM = torch.where(exists, self.find(row, start, self.split_CM), 0)
         right_CM = torch.where(exists, self.find(row, self.split_CM, end), 0)
-        return left_CM, right_CM, _levels(left_CM, right_CM, exists, self.num_leaves)
+        return left_CM, right_CM, _levels(torch.cat([left_CM, right_CM], 1), self.num_leaves)
 
 
 def _span_key(row: Tensor, start: Tensor, end: Tensor, num_tokens: int) -> Tensor:
@@ -399,14 +388,15 @@ def _sentence_lengths(starts_BT: Tensor, valid_BT: Tensor) -> Tensor:
     return torch.bincount(sentence_of_leaf, minlength=int(starts_BT.sum()))
 
 
-def _levels(left_CM: Tensor, right_CM: Tensor, exists: Tensor, num_leaves: int) -> Tensor:
-    """Level of each inner cell: 1 + the largest level among the children of all its splits (leaves 0)."""
-    level_N = torch.zeros(num_leaves + len(left_CM), dtype=torch.long)
-    while len(left_CM):  # one pass per level; both chart kinds are acyclic, children are shorter spans
-        level_C = torch.where(exists, torch.maximum(level_N[left_CM], level_N[right_CM]), -1).amax(1) + 1
-        if torch.equal(level_C, level_N[num_leaves:]):
-            break
-        level_N[num_leaves:] = level_C
+def _levels(children_CX: Tensor, num_leaves: int) -> Tensor:
+    """Level of each inner cell: 1 + the largest level among its children (leaves 0)."""
+    level_N = torch.zeros(num_leaves + len(children_CX), dtype=torch.long)
+    growing, level = torch.arange(num_leaves, len(level_N)), 0
+    while len(growing):  # one pass per level; both chart kinds are acyclic, children are shorter spans
+        level += 1
+        level_N.index_fill_(0, growing, level)
+        rows = (level_N.take(children_CX).amax(1) == level).nonzero().squeeze(1)  # a child grew, so the cell grows on
+        growing, children_CX = growing.index_select(0, rows), children_CX.index_select(0, rows)
     return level_N[num_leaves:]
 
 

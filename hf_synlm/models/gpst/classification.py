@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the classifier of GPST does, without its parts. Shapes: B contexts, T tokens."""
+"""The methods of GPST's classifier, without its layers. Shapes: B contexts, T tokens."""
 
 from collections.abc import Mapping
 from typing import Any

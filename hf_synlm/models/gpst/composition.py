@@ -496,16 +496,14 @@ class GPSTParserLayer(nn.Module):
             proj(normed).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        query, key = _rotate(query, *rotary), _rotate(key, *rotary)
+        pair = torch.stack([query, key])
+        first, second = pair.chunk(2, -1)
+        cosine, sine = (part.to(pair.dtype) for part in rotary)
+        query, key = pair * cosine + torch.cat([-second, first], -1) * sine
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask_B1TT)
         hidden_BTD = hidden_BTD + self.o_proj(mixed.transpose(1, 2).flatten(-2))
         normed = self.mlp_norm(hidden_BTD)
         return hidden_BTD + self.down_proj(F.silu(self.gate_proj(normed)) * self.up_proj(normed))
-
-
-def _rotate(tensor: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    first, second = tensor.chunk(2, -1)
-    return tensor * cosine.to(tensor.dtype) + torch.cat([-second, first], -1) * sine.to(tensor.dtype)
 
 
 class GPSTParser(nn.Module):

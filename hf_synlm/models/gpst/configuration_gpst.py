@@ -43,12 +43,12 @@ class GPSTConfig(SyntacticConfig):
         intermediate_size: feed-forward width of both; `None` means 4 D.
         max_position_embeddings: longest context in tokens. Positions count tokens, not actions; the position after the
             last token has an embedding, too, so the table has one row more.
-        activation_function: of the type and token layers. "gelu_pytorch_tanh" is the same function as the authors'
-            "gelu_new", computed by one fused kernel.
+        activation_function: function in the type and token layers. "gelu_pytorch_tanh" is the same function as the
+            authors' "gelu_new", computed by one fused kernel.
         composition_size: width of the composition model (d); composition_num_heads, composition_intermediate_size
             and num_composition_layers / num_decomposition_layers describe its two encoders.
         score_size: width of the projections whose product scores a split.
-        window_size: pruning window W of the chart: a cell is encoded once it spans at most W super tokens.
+        window_size: pruning window W of the chart. A cell is encoded once it spans at most W super tokens.
         parser_size, parser_score_size, num_parser_layers, parser_num_heads: the Transformer parser that gives
             the merge order.
         head_expansion: the hidden layers of the token and auto-encoding heads are this many times as wide as their
@@ -71,8 +71,8 @@ class GPSTConfig(SyntacticConfig):
         auto_encoding_loss_weight, height_loss_weight, parser_loss_weight, token_loss_weight, action_loss_weight:
             weights of the five parts.
         objective_weight: weight of their sum beside the loss of a classifier; 0: it is not computed.
-        document_end_token: documents end in `eos_token_id`, trained as a one-token sentence, and it ends
-            generation. The authors never train one; without it `generate` stops at the length limit only.
+        document_end_token: documents end in `eos_token_id`, which is trained as a one-token sentence and ends
+            generation. The authors train no such token; without it `generate` stops at the length limit only.
     Dropout: embedding_dropout (the inputs of the type and of the token layers), residual_dropout, attention_dropout
         (both), composition_dropout, composition_attention_dropout, parser_dropout (the hidden layer of the split
         scores; the parser's Transformer layers drop nothing), head_dropout (the three heads).

@@ -41,6 +41,8 @@ from hf_synlm.models.gpst.composition import (
 # Rows of weight gradients that are collected before they are multiplied: enough for efficient GEMMs, but a small part
 # of the memory.
 _COLLECTED_ROWS = 1 << 15
+# Bytes of second channels up to which they are added to the first once for all levels, then level by level.
+_SECOND_CHANNELS = 1 << 30
 # On a CPU, calls with fewer rows are joined before they are multiplied; joining large ones would copy more than it
 # saves.
 _SMALL_CALL = 256
@@ -56,17 +58,24 @@ class WeightGradients:
 
     def __init__(self, maps: Maps):
         self.maps = maps
-        self.on_cpu = next(iter(maps.values()))[0].device.type == "cpu"
+        self.on_cpu = self.adds_at_once = next(iter(maps.values()))[0].device.type == "cpu"
+        self.second_channels = 0
         self.rows: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in maps}
         self.sums: dict[str, list[Tensor]] = {}
 
     def add(self, rows: Rows) -> None:
         """Collect the rows of a level; multiply those of maps that have many."""
+        if not self.adds_at_once:
+            self.second_channels += sum(gradient[1:].nbytes for _, gradient in rows.values())
+            if self.second_channels > _SECOND_CHANNELS:
+                self.adds_at_once = True
+                for name in self.maps:
+                    self._multiply(name)
         for name, (inputs, gradient) in rows.items():
             groups = self.maps[name][1].shape[:-1]
             collected = self.rows[name]
             gradient = gradient.reshape(len(gradient), *groups, -1, gradient.shape[-1])
-            if self.on_cpu:  # elsewhere once for all levels
+            if self.adds_at_once:
                 gradient = _all_channels(gradient)[None]
             collected.append((inputs.reshape(*groups, -1, inputs.shape[-1]), gradient))
             if sum(inputs.shape[:-1].numel() for inputs, _ in collected) >= _COLLECTED_ROWS:
@@ -78,9 +87,9 @@ class WeightGradients:
         dtype = torch.promote_types(weight.dtype, torch.float32)
         small = [call for call in calls if not self.on_cpu or call[0].shape[-2] < _SMALL_CALL]
         calls = [call for call in calls if self.on_cpu and call[0].shape[-2] >= _SMALL_CALL]
-        if small:
-            calls.append(tuple(torch.cat(tensors, -2) for tensors in zip(*small, strict=True)))  # type: ignore[arg-type]
-        for inputs, gradient in calls:
+        if len(small) > 1:
+            small = [tuple(torch.cat(tensors, -2) for tensors in zip(*small, strict=True))]
+        for inputs, gradient in calls + small:
             gradient = _all_channels(gradient)
             bias_sum = gradient.sum(-2, dtype=dtype)
             if weight.dim() == 2:
@@ -103,8 +112,7 @@ class WeightGradients:
         A map that no cell used gets zeros, so that every parameter always has a gradient.
         """
         for name in self.maps:
-            if self.rows[name]:
-                self._multiply(name)
+            self._multiply(name)
         return [
             total
             for name, tensors in self.maps.items()
@@ -135,7 +143,10 @@ class _Run:
         """Set the maps, in the type of this pass, and the masks of dropout; returns the type."""
         device = like.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
-        flat = [tensor.detach().to(dtype) for tensor in flat]
+        flat = [tensor.detach() for tensor in flat]
+        if any(tensor.dtype != dtype for tensor in flat):
+            exact, flat = flat, [torch.empty_like(tensor, dtype=dtype) for tensor in flat]
+            torch._foreach_copy_(flat, exact)
         self.maps = dict(zip(self.names, zip(flat[::2], flat[1::2], strict=True), strict=True))
         last = len(self.plan.levels) + 1
         self.rows = [self.plan.first_message(level) * self.model.rows_per_split // 2 for level in range(last)]
@@ -251,14 +262,15 @@ def _inside_level(
     vector = vector_RD.unflatten(0, split_score.shape)
     soft = F.softmax(split_score / options["temperature"], -1)
     weight = F.one_hot(soft.argmax(-1), soft.shape[1]).to(soft.dtype) if options["hard"] else soft
-    mixed = (weight.to(vector.dtype)[..., None] * vector).sum(1)
+    share = weight.to(vector.dtype)
+    mixed = (share[..., None] * vector).sum(1)
     highest = child_height.amax(0)
     values = stack_two(highest + 1, split_score, -3)
     value = (weight * values).sum(-1).T
     norm = None
     if options["normalize"]:
         mixed, norm = layer_norm(mixed)
-    kept = (kept_score, kept_vector, vector_RD, soft, weight, norm, values, child_height == highest)
+    kept = (kept_score, kept_vector, vector_RD, soft, weight, share, norm, values, child_height == highest)
     return (mixed, value, split_score), kept
 
 
@@ -275,7 +287,7 @@ def _inside_gradient(
     Also that of the scores [C, M] of splits, to which those of the children's scores are equal if they accumulate, and
     rows for the weight gradients. Only the first channel reaches the split weights.
     """
-    kept_score, kept_vector, vector, soft, weight, norm, values, highest = kept
+    kept_score, kept_vector, vector, soft, weight, share, norm, values, highest = kept
     vector = vector.unflatten(0, soft.shape)
     gradient = gradient_KCD.to(vector.dtype)
     if norm is not None:
@@ -286,7 +298,7 @@ def _inside_gradient(
     by_height, by_mean = weight * by_value
     by_score = by_score + by_mean
     by_height = highest * (by_height / highest.sum(0))  # equally high children share the gradient
-    by_vector = (weight.to(vector.dtype)[..., None] * gradient[:, :, None]).flatten(1, 2)
+    by_vector = (share[..., None] * gradient[:, :, None]).flatten(1, 2)
     rows: Rows = {}
     first, *others = model.compose_backward(maps, kept_vector, by_vector, rows)
     first = model.score_backward(maps, kept_score, by_score.flatten(), rows, first)
@@ -443,7 +455,7 @@ def _outside_level(
 ) -> tuple[tuple[Tensor, Tensor], tuple]:
     """Scores [2, C, M] and vectors [2 C M, D] of the messages of a level; what `_outside_gradient` needs."""
     sibling = _rows_of(feature_NF, children_2CM)
-    score, vector, kept = model.messages(maps, sibling_bias, parent_CD.to(feature_NF.dtype), sibling, masks)
+    score, vector, kept = model.messages(maps, sibling_bias, parent_CD, sibling, masks)
     return (score, vector), kept
 
 
@@ -499,12 +511,11 @@ class _Outside(torch.autograd.Function):
                 first, last, _ = plan.levels[level]
                 combine(level + 1)
                 parents, children = slice(first_inner + first, first_inner + last), plan.level_children(level)
-                inputs = (run.level_masks(level), children, feature_NF, vector_ND[parents])
+                inputs = (run.level_masks(level), children, feature_NF, vector_ND[parents].to(feature_NF.dtype))
                 if run.train and not run.again:
-                    outputs, kept = run.call(_outside_level, *inputs, fixed=fixed)
+                    (score, vector), kept = run.call(_outside_level, *inputs, fixed=fixed)
                 else:
-                    outputs, kept = run.call(_outside_values, *inputs, fixed=fixed), inputs
-                score, vector = outputs
+                    (score, vector), kept = run.call(_outside_values, *inputs, fixed=fixed), inputs
                 if accumulate:
                     score = score + inside_score_N[children] + mean_N[parents, None]
                 messages = slice(plan.first_message(level), plan.first_message(level + 1))

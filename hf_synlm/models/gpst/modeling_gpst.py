@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPST: a syntactic language model trained on raw text (Hu et al., ACL 2024).
 
-A Transformer parser orders merges; a pruned inside-outside chart induces a tree and composes span vectors; a
-generative model reads the tree's nodes in post-order (type layers), decides between GEN and COMP, and predicts the
-tokens (token layers). The span vectors stand in for what left-to-right composition would give ("representation
-surrogate"), so all of it trains in one pass over whole contexts.
+A Transformer parser orders merges. A pruned inside-outside chart induces a tree and composes span vectors. A generative
+model reads the tree's nodes in post-order (type layers), decides between GEN and COMP, and predicts the tokens (token
+layers). The span vectors stand in for what left-to-right composition would give ("representation surrogate"). So
+everything trains in one pass over whole contexts.
 
 Shapes: B contexts, T tokens, S sentences, N chart cells, A slots of the node sequence (slot 0 the beginning, slot
 t + 1 node t), R rows, D hidden size, d composition size, V vocabulary. Spans are half-open; losses are in nats.
@@ -224,8 +224,8 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
             output_outside: also run the outside pass.
             output_spans: list the trees in `spans` (costs a host sync; DataParallel cannot gather lists).
             output_structure: also return `structure`, which heads and losses read.
-            **kwargs: `output_hidden_states`: also return `hidden_states`, all or those at the places given: what the
-                type layers read, then the output of every type layer and of every token layer. `output_attentions`:
+            **kwargs: `output_hidden_states`: also return `hidden_states`, all or those at the places given: the inputs
+                of the type layers, then the output of every type layer and of every token layer. `output_attentions`:
                 also return `attentions`; needs `attn_implementation="eager"`.
 
         Returns:
@@ -343,8 +343,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         With `labels` (or `shift_labels`), the paper's objective over the induced (or given) trees. With `spans`,
         `merge_order` or `output_chart` but without labels, probabilities of that tree: `joint_log_prob`,
         `action_logits`, `token_logits_given_tree`. Otherwise `logits`: log p(next token | prefix), trees summed out
-        over a beam of `config.scoring_num_beams`; nothing after a position changes its value (but `word_ends` at a
-        position says whether the next token begins a word, which a reader may not know there yet).
+            over a beam of `config.scoring_num_beams`. Nothing after a position changes its value, except that
+            `word_ends` tells whether the next token begins a word.
 
         Args:
             input_ids: [B, T] token ids. A leading `bos_token_id` marks the start; it is not a token.
@@ -414,8 +414,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
     def count_loss_items(self, input_ids: Tensor, **others: Any) -> dict[str, int]:
         """Count the items over which each part of the objective is a mean: tokens, sentences, nodes, labels, slots.
 
-        Two properties of a batch are not such means: the product of `config.height_loss` "shipped", whose second factor
-        stays that of the call, and noise, which every call draws for itself. See `TreeScoringMixin`.
+        Two properties of a batch are not such means. The second factor of `config.height_loss` "shipped" is always that
+        of the call. Every call draws its own noise. See `TreeScoringMixin`.
         """
         given = others.get("attention_mask"), others.get("sentence_ids")
         return count_items(ContextBatch.read(self.config, input_ids, *given, None), others["labels"])

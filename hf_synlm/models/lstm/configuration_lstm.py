@@ -29,9 +29,9 @@ class LSTMConfig(SyntacticConfig):
         initializer_range: all parameters are drawn from U(-x, x). `None` leaves PyTorch's defaults, as the authors of
             the RNNG do: embeddings (and so the output layer) from N(0, 1), the rest from U(-1/sqrt(h), 1/sqrt(h)).
     Special tokens:
-        bos_token_id: the begin token; its embedding is what the first step reads in every row.
-        pad_token_id, eos_token_id: as usual. Nothing is predicted after the last word of a sentence, so an end token
-            is learned only where the text itself contains it.
+        bos_token_id: the begin token; the first step of every row reads its embedding.
+        pad_token_id, eos_token_id: as usual. Nothing is predicted after the last word of a sentence, so an end token is
+            learned only if the text itself contains it.
     Presets: "lstm-15m" and "lstm-35m", with as many parameters as the published RNNGs.
 
     Raises:

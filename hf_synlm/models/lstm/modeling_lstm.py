@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """An LSTM language model: the baseline without trees for the RNNG of Noji and Oseki (ACL Findings 2021).
 
-It is the RNNG without what makes it one. Token embedding E, L layers of LSTM, and the RNNG's output layer:
+It is the RNNG without its trees. Token embedding E, L layers of LSTM, and the RNNG's output layer:
 
     h_t = LSTM(E[x_t], h_t-1);    p(x_t+1 | x_1..t) = softmax(E ReLU(W h_t + b_o) + b_v)
 
-Nonterminals, composition and actions are left out, everything else has the same shape. A row begins with the begin
-token, from which the first word is predicted; whether it stands in the row or not makes no difference. No end of the
-sentence is predicted, so that perplexities per word compare with the RNNG's. The softmax runs over all ids, the begin
-token included, which training makes improbable.
+Nonterminals, composition and actions are left out, everything else has the same shape. Every row begins with the begin
+token, whether the row contains it or not. The first word is predicted from it. No end of the sentence is predicted, so
+that perplexities per word compare with the RNNG's. The softmax runs over all ids, the begin token included, which
+training makes improbable.
 
 Shapes: B sentences, T tokens, L layers, H hidden size, E embedding size, V vocabulary, R rows. Losses are in nats.
 """
@@ -52,7 +52,7 @@ class LSTMModelOutput(RecurrentModelOutput):
     Fields, besides those of `RecurrentModelOutput`:
         hidden_states: with `output_hidden_states`, the embeddings, then the states of every layer [B, T, *].
         last_hidden_state: [B, T, H] state of the last layer after the tokens up to each column.
-        initial_state: [B, H] the same before the first column: after the begin token, or after what the cache has read.
+        initial_state: [B, H] the same before the first column: after the begin token, or after the tokens in the cache.
     """
 
     initial_state: Tensor | None = None
@@ -105,7 +105,7 @@ class LSTMModel(RecurrentNetwork, LSTMPreTrainedModel):
         attention_mask: Tensor | None,
         cache: RecurrentCache | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """As of `RecurrentNetwork`, with the begin token before the text where it begins."""
+        """As in `RecurrentNetwork`, with the begin token before the start of a text."""
         begins = cache is None or not cache.is_initialized
         mask = self._read_columns(input_ids, attention_mask, None if begins else cache, inputs_embeds)
         if inputs_embeds is None:
@@ -225,8 +225,8 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
             past_key_values: state to continue from; it is updated in place, and no gradient flows through it.
             use_cache: return the state; default: only if one is given.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            loss_shares: by part, the share of a step's items in this call, if a step takes several calls (see
+                `count_loss_items`). The losses of the calls then add up to that of all their rows together.
             inputs_embeds: [B, T, E] instead of `input_ids` (see `LSTMModel.forward`).
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (so
                 that the first token does not count, unless its row begins with the begin token); they replace

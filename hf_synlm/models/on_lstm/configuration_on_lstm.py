@@ -45,15 +45,15 @@ class ONLSTMConfig(AWDConfig, SyntacticDistanceConfig):
         input_dropout: drops features of the embedded tokens; one mask for all positions, as below.
         hidden_dropout: between the layers.
         output_dropout: drops features of the states that predict the words.
-        weight_dropout: drops recurrent weights. They are not rescaled in training; evaluation multiplies them by what
-            is kept on average, so that this number belongs to a trained model as its weights do.
+        weight_dropout: drops recurrent weights. They are not rescaled in training; evaluation multiplies them by the
+            share that is kept. So a trained model needs the number that it was trained with.
         activation_regularization: weight of the mean square of the output (before its dropout).
         temporal_activation_regularization: weight of the mean square of the difference of neighbouring outputs.
     Supervised distances (ON-LSTM-SYD):
         supervised_layers: layers whose distances learn from gold trees; None = no supervision.
-        syntactic_distance_head: what learns from gold trees: "split" (a second master forget gate on top of the
-            first), "shared" (the distances of the language model: one set of trees), or "hidden" (a linear function of
-            the states: vanilla multitasking).
+        syntactic_distance_head: the distances that learn from gold trees: "split" (a second master forget gate on top
+            of the first), "shared" (the distances of the language model: one set of trees), or "hidden" (a linear
+            function of the states: vanilla multitasking).
         language_model_weight: weight of the language model's loss, regularization included.
         syntactic_distance_weight, _margin, _scope, _reduction, _scale: see `SyntacticDistanceConfig`.
     Special tokens: bos_token_id and eos_token_id are the one boundary between sentences; it is read and predicted like

@@ -10,9 +10,9 @@ syntactic distance of the gap before the token, and the distances of a sentence 
 
 Shapes: B sentences, T tokens, N slots, D width, V vocabulary. Losses are in nats.
 
-Source: `ordered_memory.py` of the authors' code, which has classifiers only: the language model is that of table 5 of
-Hu et al. 2024 as far as it is described there. The authors build a tree from the most probable slots, here distances
-are expected values, so that slots that are almost as probable count.
+Source: `ordered_memory.py` of the authors' code, which has classifiers only. The language model follows table 5 of Hu
+et al. 2024, as far as that describes it. The authors build a tree from the most probable slots. Here distances are
+expected values, so that other probable slots count, too.
 """
 
 import torch

@@ -39,7 +39,7 @@ class PaLMConfig(AWDConfig):
         rrnn_size: width of the rational RNN of each direction; span vectors are twice as wide.
         attention_size: width of the layer that scores spans.
         span_scores: "learned"; "right_branching": longer spans score higher, K, K-1, ..., 1 (PaLM-RB).
-        input_activation: of the inputs of the rational RNN: "identity" (the authors' code) or "tanh" (the paper).
+        input_activation: function of the rational RNN's inputs: "identity" (the authors' code) or "tanh" (the paper).
         output_gate: span vectors are gated by the token that attends, and squashed (the authors' code); False: they are
             the states of the rational RNN themselves (the paper).
         span_attention_weight: weight of the loss on given spans (PaLM-S).

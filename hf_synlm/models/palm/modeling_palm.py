@@ -12,8 +12,8 @@ the token after it, is highest. Trees are only induced (PaLM-U), or the attentio
 Without the attention the model is the AWD-LSTM (`span_attention=False`).
 
 Source: where paper and code (Noahs-ARK/PaLM) differ, this follows the code, and `PaLMConfig` has options for most
-differences. It follows the paper in three points: no token sees later tokens or other rows of a batch; the loss of
-PaLM-S, which the code lacks; the scores of PaLM-RB, ten times those of the code. In the code the last row of the
+differences. It follows the paper in three points. No token sees later tokens or other rows of a batch. The loss of
+PaLM-S is missing in the code. The scores of PaLM-RB are ten times those of the code. In the code the last row of the
 embedding gets no gradient, by accident; here it does.
 
 Shapes: B sentences, T tokens, K spans, H hidden size, E embedding size, D width of span vectors, V vocabulary. Losses
@@ -57,7 +57,7 @@ class PaLMModelOutput(RecurrentModelOutput):
     """Output of the bare PaLM.
 
     Fields, besides those of `RecurrentModelOutput`:
-        query_states: [B, T, H] what the attention reads: the output of the layer below it, after dropout.
+        query_states: [B, T, H] inputs of the attention: the output of the layer below it, after dropout.
         hidden_states: with `output_hidden_states`, the embeddings, then the output of every LSTM layer [B, T, *]
             (before the span attention mixes it).
         attentions: with `output_attentions`, one tensor: the weights [B, T, K] of the spans, the longest first.
@@ -89,7 +89,7 @@ class WeightDropLSTM(nn.LSTM):
 
 
 class SpanContext(nn.Module):
-    """Span attention with its residual gate: what the last LSTM layer reads."""
+    """Span attention with its residual gate, before the last LSTM layer."""
 
     def __init__(self, config: PaLMConfig) -> None:
         super().__init__()
@@ -251,10 +251,10 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             attention_mask: [B, T], 1 = token (see `PaLMModel.forward`).
             labels: [B, T] = `input_ids` with -100 where the loss does not count; they are shifted inside. The first
                 token of a row is not predicted.
-            spans: per row the gold constituents `(i, j)`, in columns; the token that attends to one is the next token
-                after it, so that the row should go on with the end of the sentence. A span that begins in an earlier
-                segment has a negative i. Spans of one token, and longer than `config.num_spans`, do not count. In the
-                paper constituents are not binarised, and the whole sentence is left out.
+            spans: per row the gold constituents `(i, j)`, in columns. The token right after a constituent attends to
+                it, so that the row should hold the end of the sentence, too. A span that begins in an earlier segment
+                has a negative i. Spans of one token, and longer than `config.num_spans`, do not count. In the paper
+                constituents are not binarised, and the whole sentence is left out.
             **options: see `RecurrentLanguageModel.score_text`.
 
         Returns:

@@ -32,11 +32,11 @@ class PCFGConfig(SyntacticConfig):
             share a projection and preterminals have one vector (rank space); "simple", L[B, A] R[C, A] (simple PCFG);
             "sparse", a list of rules with a number each (treebank PCFG).
         num_nonterminals, num_preterminals: number of symbols (Y, X).
-        rank: of "tensor" and "tensor_shared" (r); None for the others.
-        num_rules: of "sparse" (R); None for the others.
-        symbols: names of nonterminals and preterminals; None: they have none. What stands before "(" are the labels of
-            constituents from the top down, and the tag of a preterminal: "S VP(^ROOT)", "NP NN". A symbol without
-            labels, "(NP DT)", was made by binarization, and is no constituent of trees.
+        rank: rank of "tensor" and "tensor_shared" (r); None for the others.
+        num_rules: number of rules of "sparse" (R); None for the others.
+        symbols: names of nonterminals and preterminals; None: they have none. The labels of constituents, from the top
+            down, or the tag of a preterminal stand before "(": "S VP(^ROOT)", "NP NN". A symbol without labels, "(NP
+            DT)", was made by binarization, and is not a constituent of trees.
         symbol_size: width of the symbols' vectors and of the networks that read them (D).
         latent_size: width of the vector z of a sentence on which its grammar depends, as in the compound PCFG; 0 = all
             sentences have one grammar. Only "dense" and "simple".
@@ -45,8 +45,8 @@ class PCFGConfig(SyntacticConfig):
         init: "xavier_uniform" or "xavier_normal" of all parameters with two dimensions, vectors of symbols and words
             included; "default" = as PyTorch's layers, N(0, 1) for the vectors.
     Next words of a grammar with z, which must not see the sentence:
-        num_prior_samples: so many z from the prior stand for all of them; 1 = the prior's mean.
-        prior_seed: with which they are drawn.
+        num_prior_samples: average over so many z from the prior; 1 = use the prior's mean.
+        prior_seed: seed of these draws.
     Special tokens:
         bos_token_id, eos_token_id: stand around a sentence. The grammar has neither: a sentence ends when its tree is
             complete, and `logits` have the probability of this at the end token.
@@ -108,7 +108,7 @@ class PCFGConfig(SyntacticConfig):
 
     @property
     def labels(self) -> list[list[str]]:
-        """What trees show of all symbols; see `symbols`."""
+        """The labels that trees show for all symbols; see `symbols`."""
         return [name.partition("(")[0].split() for name in self.names]
 
     @property
@@ -118,7 +118,7 @@ class PCFGConfig(SyntacticConfig):
 
     @property
     def silent_ids(self) -> list[int]:
-        """Ids that no preterminal gives."""
+        """Ids that no preterminal generates."""
         special = {self.pad_token_id, self.bos_token_id, self.eos_token_id} - {None}
         return sorted(special) if self.mask_special_tokens else []
 
@@ -147,4 +147,4 @@ class PCFGConfig(SyntacticConfig):
             raise ValueError(f"{len(self.symbols)} symbols have names. Name all, nonterminals first, or none.")
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
         if len(self.silent_ids) >= self.vocab_size:
-            raise ValueError(f"vocab_size is {self.vocab_size}, but the special tokens need a word beside them.")
+            raise ValueError(f"vocab_size is {self.vocab_size}, which leaves no word beside the special tokens.")

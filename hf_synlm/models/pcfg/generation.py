@@ -62,7 +62,7 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
             logits_processor: Extra processors of word scores ("marginal" only).
             stopping_criteria: Extra criteria ("marginal" only).
             structure_mode: "marginal": words by their probabilities with all trees summed out; the output has the trees
-                that `parse` finds. "joint": words and trees are drawn together, symbol by symbol, from the root; the
+                that `parse` finds. "joint": words and trees are drawn together, symbol by symbol, from the root. The
                 prompt is empty or the begin token, do_sample must be True, and other options of sampling are refused.
             **kwargs: As for the other models whose next-word probabilities are exact (`RecurrentGenerationMixin`).
 

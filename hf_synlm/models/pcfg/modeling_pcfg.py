@@ -3,7 +3,7 @@
 
     S -> A,   A -> B C,   X -> word
 
-A are nonterminals, X preterminals, B and C either. Only preterminals give words, so a sentence of one word has
+A is a nonterminal, X a preterminal, and B and C are either. Only preterminals give words, so a sentence of one word has
 probability 0. All trees of a sentence are summed out exactly: `log_likelihood` by the inside pass, `logits` by the
 probabilities of prefixes. A sentence ends when its tree is complete: this is the end token of `logits`. The compound
 PCFG has a grammar for every sentence, which depends on a vector z ~ N(0, I):
@@ -240,11 +240,11 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
                 of `pad_token_id` at both ends.
             labels: [B, T] = `input_ids`, with -100 at all words of sentences that do not count. A sentence counts as a
                 whole.
-            past_key_values: what was read before; it is updated in place. It carries no gradient.
-            use_cache: return what was read; default: only if it is given. Words are then read one by one.
+            past_key_values: state after the words before; it is updated in place. It carries no gradient.
+            use_cache: return the state; default: only if it is given. Words are then read one by one.
             logits_to_keep: compute `logits` for this many last columns only (0 = all), or for these columns.
-            loss_shares: by part, the share of a step's items that this call holds, where a step takes several calls
-                (see `count_loss_items`): the losses of the calls add up to that of all their rows together.
+            loss_shares: by part, the share of a step's items in this call, if a step takes several calls (see
+                `count_loss_items`). The losses of the calls then add up to that of all their rows together.
             latent_noise: [B, Z] noise of z instead of a new draw in training and the mean in evaluation mode.
             output_chart: also return `chart["span_probs"]` [B, T + 1, T + 1]; see `PCFGModelOutput`.
             **kwargs: `shift_labels` [B, T], labels already shifted: position t holds the target of token t + 1 (they
@@ -252,8 +252,8 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
 
         Returns:
             `SyntacticLMOutput` with `logits` [B, T, V], log p(next token | prefix), exact; they carry gradients, but
-            not beside a cache. With labels also `loss`, `losses` ("language_model", "kl") and `joint_log_prob` [B],
-            here log p(x), or log p(x | z) - KL, of every sentence; in training mode no `logits` then.
+            not with a cache. With labels also `loss`, `losses` ("language_model", "kl") and `joint_log_prob` [B], here
+            log p(x), or log p(x | z) - KL, of every sentence; in training mode no `logits` then.
 
         Raises:
             ValueError: for special tokens inside a sentence, labels that leave out single words, and a batch without a
@@ -371,7 +371,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         words = counted_words(input_ids, labels, text.mask).sum(1)
         if ((words > 0) & (words < text.count)).any():
             raise ValueError(
-                "labels leave out single words, but a sentence counts as a whole. Set all to -100, or none."
+                "labels are -100 at single words, but a sentence counts as a whole. Set all to -100, or none."
             )
         return (words > 1).to(text.count.device)
 
@@ -396,13 +396,13 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
     def log_likelihood(self, input_ids: Tensor, attention_mask: Tensor | None = None, num_samples: int = 1) -> Tensor:
         """Log p(sentence) [B] in nats, with all trees; -inf for one word.
 
-        With z: log of the mean over `num_samples` z drawn from q of p(x | z) p(z) / q(z | x), a lower bound on the
-        average, which tightens with their number.
+        With z: log of the mean over `num_samples` z drawn from q of p(x | z) p(z) / q(z | x). On average this is a
+        lower bound, which tightens with their number.
 
         Args:
             input_ids: [B, T], as for `parse`.
             attention_mask: [B, T] or None.
-            num_samples: of z; of no effect without z.
+            num_samples: number of draws of z; no effect without z.
 
         Returns:
             Log-probabilities [B].
@@ -443,10 +443,10 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         Args:
             input_ids: [B, T], one sentence per row; begin and end tokens are not words.
             attention_mask: [B, T], 1 = token; None: everything but runs of `pad_token_id` at both ends.
-            word_ends: [B, T], True at every word, for the grammar has no pieces of words.
+            word_ends: [B, T], True at every word, because the grammar has no pieces of words.
             method: "mbr", the binary tree with the largest expected number of correct spans (minimum Bayes risk);
                 "viterbi", the best derivation; "sample", derivations drawn from the posterior. Default: "mbr", or
-                "viterbi" where symbols have names.
+                "viterbi" if symbols have names.
             num_return_sequences: trees per sentence; more than one with "sample" only.
             num_beams: not possible: all trees are summed out.
 

@@ -54,7 +54,7 @@ def read_whole_rows(config: PCFGConfig, input_ids: Tensor, attention_mask: Tenso
     check_rows(text.mask)
     for row, others in enumerate(text.closing.sum(1).tolist()):
         if others > 1:
-            raise ValueError(f"Row {row} of input_ids goes on after its end token. Give one sentence per row.")
+            raise ValueError(f"Row {row} of input_ids continues after its end token. Give one sentence per row.")
     return text
 
 
@@ -66,6 +66,6 @@ def refuse_silent_words(config: PCFGConfig, input_ids: Tensor, columns: Tensor) 
     if wrong.any():
         row, column = wrong.nonzero()[0].tolist()
         raise ValueError(
-            f"Token {input_ids[row, column].item()} in row {row}, column {column} is a special token of the grammar "
-            "and no word, so the sentence has probability 0. Leave it out of the sentence, or mask it."
+            f"Token {input_ids[row, column].item()} in row {row}, column {column} is a special token, not a word of "
+            "the grammar, so the sentence has probability 0. Leave it out of the sentence, or mask it."
         )

@@ -71,7 +71,7 @@ class PRPNConfig(SyntacticDistanceConfig):
             input_dropout), and of the features before the output layer.
         input_dropout: everywhere else outside the recurrence: parsing network, attention keys, between the layers,
             predict network.
-        recurrent_dropout: of what the LSTM reads from its past, one mask of H units per layer and call.
+        recurrent_dropout: of the LSTM's inputs from its past, one mask of H units per layer and call.
     Batch normalization:
         pad_aware_batch_norm: statistics in training are those of tokens only. False counts padding, too, as the authors
             do: then padding changes what is trained.

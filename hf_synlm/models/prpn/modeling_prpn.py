@@ -2,10 +2,10 @@
 """PRPN: the Parsing-Reading-Predict Network (Shen et al., ICLR 2018), and PRPN-SYD (Du et al., ACL 2020).
 
 Three networks. The parsing network gives every token a syntactic distance from its embedding and a few before it. The
-distances open and shut gates: a token sees the tokens of its own constituent, and past the gaps that are narrower than
-its own. The reading network is an LSTM that attends to its last N states under these gates, and the predict network
-attends once more, under the gates that a guess of the next distance gives, and predicts the next token. Trees are read
-off the distances.
+distances open and shut gates. A token sees past the gaps whose distance is smaller than its own, and so sees its
+constituent. The reading network is an LSTM that attends to its last N states under these gates. The predict network
+guesses the next distance, attends once more under its gates, and predicts the next token. Trees are read off the
+distances.
 
 In PRPN-SYD (`parsing_network="recurrent"`) the parsing network has recurrence and a second set of distances, which is
 trained on gold trees. Its code was never released; it is a reconstruction from the paper (see models/prpn/parser.py).
@@ -52,14 +52,14 @@ class PRPNModelOutput(RecurrentModelOutput):
     """Output of the bare PRPN.
 
     Fields, besides those of `RecurrentModelOutput`:
-        last_hidden_state: [B, T, E] features of the next token: what the predict network says after each column.
+        last_hidden_state: [B, T, E] features of the next token: the output of the predict network after each column.
         distances: [B, 1, T] in (0, 1).
         syd_distances: [B, 1, T], without bounds; None for `parsing_network="convolution"`.
         hidden_states: with `output_hidden_states`, the embeddings, the output of every reading layer, and that of the
             predict network [B, T, *], which is `last_hidden_state`.
         next_distances: [B, T] guess of the distance of the gap after each token.
         attentions: with `output_attentions`, attention weights [B, T, N] of each reading layer, then of the predict
-            network, the oldest slot first: the last slot of a row is the token right before it.
+            network, the oldest slot first. The last slot of a row is the token right before it.
     """
 
     next_distances: Tensor | None = None
@@ -102,10 +102,10 @@ class PRPNPreTrainedModel(RecurrentPreTrainedModel):
 class PRPNModel(RecurrentNetwork, PRPNPreTrainedModel):
     """Parsing, reading and predict network: token ids in, features of the next tokens out (`PRPNModelOutput`).
 
-    In training the batch normalizations use the statistics of all tokens of the batch, of which there must be two.
-    Otherwise nothing depends on other rows, or on later tokens. The state holds the last features of every sentence,
-    its last N distances, the states and cells of its last N tokens, layer by layer, and the state of the parsing
-    network. Cost: T steps of each layer, one layer after the other; the other networks take all tokens at once.
+    In training the batch normalizations use the statistics of all tokens of the batch, at least two. Otherwise nothing
+    depends on other rows, or on later tokens. The state holds the last features of every sentence, its last N
+    distances, the states and cells of its last N tokens, layer by layer, and the state of the parsing network. Cost: T
+    steps of each layer, one layer after the other; the other networks take all tokens at once.
     """
 
     batch_dim = 1

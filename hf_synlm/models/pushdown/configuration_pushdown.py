@@ -34,9 +34,8 @@ class PushdownConfig(SyntacticConfig):
     Search:
         scoring_num_beams: derivations kept after each word, of `forward(...).logits` and by default of `parse`.
         output_marginal_logits: in evaluation mode, return `logits` also with attachments, at the cost of a search.
-    Special tokens: bos_token_id is what every sequence begins with. end_token_id is the last word of a sentence in
-        the authors' data, which closes the tree; eos_token_id follows it and belongs to no tree. None: there is no such
-        word.
+    Special tokens: every sequence begins with bos_token_id. end_token_id is the last word of a sentence in the authors'
+        data, which closes the tree. eos_token_id follows it and belongs to no tree. None: there is no such word.
 
     Raises:
         ValueError: when a field is out of range or two fields do not fit; the message names the value.
@@ -92,12 +91,12 @@ class PushdownConfig(SyntacticConfig):
         self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id", "end_token_id")
         if self.end_token_id in {self.bos_token_id, self.eos_token_id, self.pad_token_id} - {None}:
             raise ValueError(
-                f"The end word (end_token_id {self.end_token_id}) is also the begin, end or padding token. It is a "
-                "word of its own before the end token; None where sentences have no such word."
+                f"The end word (end_token_id {self.end_token_id}) is also the begin, end or padding token. Give it an "
+                "id of its own, or None if sentences have no such word."
             )
 
     @property
     def closing(self) -> dict[int, int]:  # type: ignore[override]
-        """Ids behind the words of a text, with their attachments: the end word's, and -100 at the end token."""
+        """Ids after the words of a text, with their attachments: the end word's, and -100 at the end token."""
         ids = {self.end_token_id: 0, self.eos_token_id: -100}
         return {token: attachment for token, attachment in ids.items() if token is not None}

@@ -3,8 +3,8 @@
 
     (S (NP the blue bird) (VP sings)), binarized   ->   words, and one attachment for each of them
 
-The model generates a word and then attaches it to a constituent on its stack (see `models/pushdown/tape.py`). How many
-constituents hold a position is written on a tape that attention sees from then on. So the tree costs no positions.
+The model generates a word and then attaches it to a constituent on its stack (see `models/pushdown/tape.py`). A tape
+records how many constituents contain each position so far, and attention sees the tape. So the tree costs no positions.
 
 Shapes: B sentences, T columns, P positions (the begin token and the tokens), D width, V vocabulary. Log-probabilities
 and losses in nats.
@@ -192,7 +192,7 @@ class PushdownModel(TreeStates, PushdownPreTrainedModel):
 class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
     """Pushdown Layers with their heads: training objective, marginal next-token distribution, search.
 
-    A generated sentence ends with `eos_token_id`, after any word; its tree is what the attachments make, closed to the
+    A generated sentence ends with `eos_token_id`, after any word; the attachments make its tree, which is closed to the
     right. Several histories of attachments may give one tree. In the `actions` of `parse` 0 is a word, and 1 + a its
     attachment to position a.
 
@@ -221,8 +221,8 @@ class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
             input_ids: [B, T] token ids, one sentence per row, with or without the begin token.
             attention_mask: [B, T], 1 = token; padding left or right. By default everything but padding.
             attachments: [B, T] for every token the position that it is attached to, counted from 0 at the begin token
-                (see models/pushdown/tape.py). -100 = not attached, as at end tokens, which the
-                search shifts with probability 1 inside a text, too.
+                (see models/pushdown/tape.py). -100 = not attached, as at end tokens. The search shifts these with
+                probability 1 inside a text.
             labels: [B, T] = `input_ids` with -100 where the word loss does not count; default: all tokens.
             **options: see `TreeScoringMixin.forward_with_trees`.
 

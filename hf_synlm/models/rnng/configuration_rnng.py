@@ -36,9 +36,8 @@ class RNNGConfig(LabeledTreeConfig):
         composition: "lstm" or "attention".
         max_consecutive_nonterminals: nonterminals opened in a row without a word between (in_order: also unary chains);
             None = 8 for top_down, 3 for in_order, as the authors' search.
-    Special tokens: pad_token_id is never a word (its row is trained as that of a word which never comes), and it stands
-        for the beginning and the end of a sentence, too (bos_token_id, eos_token_id): sentences begin and end by their
-        tree.
+    Special tokens: pad_token_id is never a word (its row is trained like that of a word which never comes). It is also
+        the begin and end token (bos_token_id, eos_token_id), because sentences begin and end with their tree.
     Presets: "rnng-15m" and "rnng-35m".
 
     Raises:

@@ -3,8 +3,8 @@
 
 A stack LSTM reads the partial tree: SHIFT pushes a word, NT(x) an open nonterminal, REDUCE replaces a finished
 constituent by one composed vector. The state on the top of the stack predicts the next action and, if it is SHIFT, the
-next word. With given actions (teacher forcing), nothing here runs action by action, except attention composition,
-which reads the stack: compositions run by height, pushes by stack depth, over all sentences of a batch together.
+next word. With given actions (teacher forcing), compositions run by height and pushes by stack depth, over all
+sentences of a batch together. Only attention composition, which reads the stack, runs action by action.
 
 The slow and obvious version is `naive_log_prob` in `tests/reference/rnng.py`.
 
@@ -225,9 +225,9 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
     word beam and `action_beam_size` the beam inside a word. A generated sentence ends when its tree is closed, which
     `eos_token_id` stands for. With `eos_token_id=None` it goes on until a stopping criterion, which closes its tree.
 
-    Loss: - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j). Cost of a pass over given trees: as many
-    sequential steps as trees are high and stacks deep (LSTM composition).
-    `forward` also takes the `plan` of `actions`, if it was made ahead (`make_plan` in models/rnng/plan.py).
+    Loss: - sum_t log p(a_t | a_<t, x_<) - sum_j log p(x_j | a_<, x_<j). Cost of a pass over given trees: the number of
+    sequential steps grows with the height of trees and the depth of stacks (LSTM composition). `forward` also takes the
+    `plan` of `actions`, if it was made ahead (`make_plan` in models/rnng/plan.py).
     """
 
     tree_options = ("plan",)

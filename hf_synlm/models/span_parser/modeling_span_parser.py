@@ -2,7 +2,7 @@
 """Span parser: constituents with labels and tags of sentences, by an encoder of transformers.
 
 Between two words stands a fence post f_k: the states of the last piece of word k and of the first of word k + 1. A span
-(i, j) has scores of all labels, and of being no constituent:
+(i, j) has a score for each label and for "no constituent":
 
     scores(i, j) = W relu(norm(A f_i + B f_j)),   loss = sum of -log p(label(i, j)) over all spans / words
 
@@ -103,13 +103,13 @@ class SpanParserForTokenClassification(AdapterMixin):
     def from_encoder(
         cls, name: str, nonterminals: Sequence[str], tags: Sequence[str], tokenizer: Any, **fields: Any
     ) -> Self:
-        """Make a parser of an encoder of the Hub, whose weights it keeps; it has to be trained.
+        """Make an untrained parser on an encoder of the Hub, with the weights of the encoder.
 
         Args:
             name: folder or Hub name of an encoder, such as BERT.
             nonterminals: labels, those of unary chains joined: "S VP".
             tags: parts of speech.
-            tokenizer: of the encoder, with special tokens for begin and end.
+            tokenizer: that of the encoder, with special tokens for begin and end.
             **fields: of `SpanParserConfig`.
 
         Returns:
@@ -145,7 +145,7 @@ class SpanParserForTokenClassification(AdapterMixin):
             module.bias[0] = NULL_BIAS
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of the heads; the encoder has no dropout, in training either."""
+        """Set the mode of the heads; the encoder never has dropout."""
         super().train(mode)
         self.encoder.eval()
         return self

@@ -33,8 +33,8 @@ class TreeLMConfig(LabeledTreeConfig):
         intermediate_size: width inside the feed-forward layers.
         dropout: on embeddings, positions, attention weights, attention output, inside and after the feed-forward
             layers, and on the output of the last layer.
-        backbone_config: of a decoder of transformers whose layers take the place of our own, and whose sizes and
-            dropout count (see `TreeLMForCausalLM.from_backbone`); None = our own. "causal" only.
+        backbone_config: configuration of a decoder of transformers, whose layers, sizes and dropout replace our own
+            (see `TreeLMForCausalLM.from_backbone`); None = our own. "causal" only.
         adapter_of: in a folder with an adapter, name and fingerprint of the backbone whose weights it leaves out.
     Structure:
         linearization: "top_down" (opening labels, words, closing labels) or "binary" (a label takes the two last
@@ -43,8 +43,8 @@ class TreeLMConfig(LabeledTreeConfig):
             (Transformer Grammars: it sees the stack, and differences of depth; a closing label composes).
         min_relative_position, max_relative_position: differences of depth are clipped to these ("stack_compose").
         max_consecutive_nonterminals: nonterminals opened in a row without a word between.
-    Special tokens: bos_token_id is what every sequence begins with; pad_token_id is never a word. A sentence ends when
-        its tree is closed, which eos_token_id stands for.
+    Special tokens: every sequence begins with bos_token_id; pad_token_id is never a word. A sentence ends when its tree
+        is closed, which eos_token_id stands for.
     Presets: "transformer-grammar" and "txl-trees", its control without structure in attention.
 
     Raises:
@@ -127,7 +127,7 @@ class TreeLMConfig(LabeledTreeConfig):
 
     @property
     def reads_context(self) -> Literal["plain text"] | None:
-        """Plain text, which a backbone has learned to read and trees never show."""
+        """Context is plain text on a backbone, which has learned to read it; trees never show it."""
         return None if self.backbone_config is None else "plain text"
 
     def validate_architecture(self) -> None:

@@ -81,7 +81,7 @@ class TreeLMPreTrainedModel(LabeledTrees, AdapterLoading):
         return F.linear(states, self.label_table(), unwrapped(self.label_head).bias)
 
     def tie_weights(self, missing_keys: set[str] | None = None, **kwargs: Any) -> None:
-        """Tie as transformers does, and the labels where the words are untied and a file holds one table of labels."""
+        """Tie as transformers does, and tie the labels if the words are untied and a file holds one table of labels."""
         super().tie_weights(missing_keys, **kwargs)
         head, source = "label_head.weight", self._tied_weights_keys.get("label_head.weight")
         if missing_keys and head in missing_keys and not missing_keys & {"lm_head.weight", source}:
@@ -154,8 +154,8 @@ class TreeLMModel(TreeStates, TreeLMPreTrainedModel):
         """Run the layers on `embedded` [B, P, D]: the embeddings and the states after each layer.
 
         `mask` [B, P, S] is True where the row sees the column; the last P columns are the rows. `index` [B, P, S] are
-        relative positions, counted from the smallest. A backbone with a cache returns the last states only, and with
-        `is_causal` it does not look at the mask otherwise.
+        relative positions, counted from the smallest. A backbone with a cache returns the last states only. Without
+        one, it ignores the mask if `is_causal`.
         """
         if self.config.backbone_config is not None:
             return run_backbone(self.backbone, embedded, mask, index, cache, is_causal)
@@ -292,7 +292,7 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         word_ends: Tensor | None = None,
         kind: str = "projected",
     ) -> Tensor:
-        """Normalized attention entropy of given derivations where each token is read: a sum over heads.
+        """Normalized attention entropy of given derivations where each token is read, summed over heads.
 
         Args:
             input_ids: [B, T] token ids.
@@ -307,7 +307,7 @@ class TreeLMForCausalLM(BackboneAdapterMixin, FastTrackGenerationMixin, TreeLMPr
         Raises:
             ValueError: for an unknown kind, and as `forward`.
 
-        Cost: as `forward` without its heads, and the last attention once more.
+        Cost: that of `forward` without its heads, and of the last attention once more.
         """
         mask, base = attended_tokens(self.config, input_ids, attention_mask), self.model
         word_ends = self.word_ends_of(input_ids) if word_ends is None else word_ends

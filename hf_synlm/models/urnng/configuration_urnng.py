@@ -17,7 +17,7 @@ class URNNGConfig(SyntacticConfig):
 
     Sizes:
         vocab_size: number of token ids (V).
-        hidden_size: width of words, composed vectors and states of the stack LSTM, which are one (h).
+        hidden_size: width of words, composed vectors and states of the stack LSTM (h).
         num_layers: layers of the stack LSTM.
         dropout: on embeddings, between the layers of the stack LSTM, and before the heads.
         initializer_range: all parameters are drawn from U(-x, x).
@@ -26,7 +26,7 @@ class URNNGConfig(SyntacticConfig):
         output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and
             `compute_metrics` see them. They cost a search per batch, many times the loss.
     Special tokens:
-        bos_token_id: what the stack LSTM reads first.
+        bos_token_id: the token that the stack LSTM reads first.
         eos_token_id: the last token of a sentence, if the text has one: the right part of the whole tree.
         pad_token_id: never a word.
     Presets: "urnng-ptb".

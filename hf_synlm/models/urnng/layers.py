@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from hf_synlm.core.compiled_levels import LevelModule
 from hf_synlm.core.matrix_products import linear, weight_gradient
 from hf_synlm.core.module_tools import unwrapped, weight_of
 from hf_synlm.models.rnng.forest_lstm import Parents, forest_lstm
 
 
-class URNNGStackLSTM(nn.Module):
+class URNNGStackLSTM(LevelModule):
     """An LSTM over elements of a stack, which reads every element from the state of the one below.
 
     Gates stand in the order input, forget, cell, output.
@@ -35,7 +36,9 @@ class URNNGStackLSTM(nn.Module):
             if number:
                 elements = F.dropout(elements, self.dropout, self.training)
             gates = linear(elements, weight_of(from_input), unwrapped(from_input).bias)
-            elements = forest_lstm(gates[None], weight_of(from_below)[None], sizes, parents)[0][0].to(elements.dtype)
+            weight = weight_of(from_below)[None]
+            hidden, _ = forest_lstm(gates[None], weight, sizes, parents, self.compile_options)
+            elements = hidden[0].to(elements.dtype)
         return elements
 
     def push(self, elements: Tensor, below: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class URNNGModel(TreeStates, URNNGPreTrainedModel):
     def run(self, input_ids: Tensor, mask: Tensor, plan: URNNGPlan) -> Tensor:
         """Run the stack on given derivations: states [P, h] of the pushes, in the order of the plan.
 
-        Cost: as many sequential steps as trees are high and stacks deep.
+        Cost: the number of sequential steps grows with the height of trees and the depth of stacks.
         """
         words = self.embed_tokens(input_ids.masked_fill(~mask, 0))
         begin = self.embed_tokens(input_ids.new_full((1, 1), self.config.bos_token_id))[0]  # hooks expect [B, T, D]

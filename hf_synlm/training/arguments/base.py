@@ -7,6 +7,7 @@ import difflib
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +70,10 @@ class TrainingArguments:
     warmup_ratio: float = option(0.01, "Warm-up as a share of all steps.")
     num_warmup_steps: int | None = option(None, "Warm-up in steps; overrides the ratio.")
     gradient_checkpointing: bool = option(False, "Recompute layer activations in backward: less memory, more time.")
-    torch_compile: bool = option(False, "Compile the layers and the chart of GPST, or the LSTMs of RNNG.")
+    torch_compile: bool = option(False, "Compile the layers and the chart of GPST, or the LSTMs of RNNG and URNNG.")
     precision: Literal["float32", "tf32", "bf16"] | None = option(
         None,
-        "float32; 'tf32': the same with products in TF32, on a GPU; 'bf16': autocast to bfloat16. Default: what the "
+        "float32; 'tf32': the same with products in TF32, on a GPU; 'bf16': autocast to bfloat16. Default: as the "
         "launcher says (mixed_precision of accelerate); if it says no, tf32 on a GPU and float32 on a CPU.",
     )
     dataloader_num_workers: int | None = option(
@@ -265,10 +266,12 @@ def parse_arguments(
     types: Iterable[type],
     argv: Sequence[str] | None = None,
     description: str | None = None,
+    base: str | None = None,
 ) -> tuple[Any, ...]:
     """Read one instance of each dataclass from `--config` and from flags; flags win.
 
-    `argv` is the command line without the program name (default: the process's). A field of MAPPINGS arrives as
+    `argv` is the command line without the program name (default: the process's). The values of the configuration `base`
+    count where neither names one. A field of MAPPINGS arrives as
     a dict: the file's mapping, updated key by key with the flag's, which has the form of `read_mapping`. Keys and flags
     that no dataclass has are refused.
     """
@@ -276,6 +279,7 @@ def parse_arguments(
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     known, rest = first.parse_known_args(argv)
+    flags = Counter(word.partition("=")[0] for word in argv if word.startswith("--"))
     parser = ArgumentParser(types, allow_abbrev=False, description=description)
     parser.add_argument(
         "--config",
@@ -283,7 +287,11 @@ def parse_arguments(
         "gpst_tiny; flags win.",
     )
     parser.add_argument("--list-configs", action="store_true", help="List the shipped configurations, and end.")
-    values = read_config_file(find_config(known.config)) if known.config else {}
+    for flag, count in flags.items():
+        if count > 1 and (flag == "--config" or parser.takes_several(flag)):
+            raise ValueError(f"{flag} is given {count} times: give it once, with all of its values behind it.")
+    files = [read_config_file(find_config(name)) for name in (base, known.config) if name]
+    values = {name: value for file in files for name, value in file.items() if value or name not in MAPPINGS}
     _check_names(values, parser.names, known.config)
     given = {name: value for name, value in values.items() if not isinstance(value, dict)}
     # `--config` itself belongs to no dataclass and comes after them, as a namespace; then what was not understood.

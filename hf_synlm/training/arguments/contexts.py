@@ -26,7 +26,7 @@ class GPSTModelArguments(ModelArguments):
     model_preset: str | None = option(
         None,
         "Published size to start from: gpst-small or gpst-medium. Default: gpst-small, or a size that fits device and "
-        "text if --config, --config-overrides and --model-name-or-path are not given.",
+        "text if neither --config-overrides nor --model-name-or-path is given, nor in --config.",
     )
     document_end_token: bool = option(
         False, "End every document with the end token, so that the model learns when to stop."
@@ -90,7 +90,7 @@ class EvaluationArguments:
         "How the final report treats punctuation: one or more of these. Each has its own baselines.",
         choices=list(PUNCTUATION),
     )
-    max_tree_sentences: int | None = option(None, "Read only the first trees of a treebank.")
+    max_tree_sentences: int | None = option(None, "Read at most this many first trees of a treebank.")
     search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.", minimum=0)
     load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
     final_report: bool = option(

@@ -245,7 +245,7 @@ class ScheduleArguments:
                 f"averaging_learning_rate must be positive and finite and is {self.averaging_learning_rate}."
             )
         if self.schedule == "adam-plateau":
-            refuse(self, "finetuning_epoch", "which goes with averaged weights, not with adam-plateau")
+            refuse(self, "finetuning_epoch", "which needs averaged weights, not adam-plateau")
 
 
 @dataclass
@@ -274,7 +274,7 @@ class RecurrentTrainingArguments(TrainingArguments):
         super().__post_init__()
         refuse(self, "lr_scheduler_type warmup_ratio num_warmup_steps", "but the rate follows schedule")
         refuse(self, "gradient_checkpointing torch_compile", "but these models have no layers to apply it to")
-        refuse(self, "evaluation_steps", "but evaluations end epochs here")
+        refuse(self, "evaluation_steps", "but evaluations follow epochs here")
 
 
 @dataclass

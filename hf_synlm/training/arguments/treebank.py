@@ -132,7 +132,7 @@ class TreeLMModelArguments(ModelArguments):
     architecture: str = option("tree_lm", "'tree_lm'.")
     backbone: str | None = option(
         None,
-        "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...) whose weights and tokenizer to begin with. With "
+        "Begin with the weights and tokenizer of this decoder (GPT-2, Llama, Qwen, ...): folder or Hub name. With "
         "--model-name-or-path: the backbone of that adapter.",
     )
     backbone_name: str | None = option(
@@ -219,7 +219,7 @@ class URNNGTrainingArguments(RecurrentTrainingArguments):
     """The arguments of all programs; epochs decide about rates and evaluations here."""
 
     per_device_train_batch_size: int = option(16, "Sentences per process and micro step.", minimum=1)
-    learning_rate: float = option(1.0, "SGD: rate of the model but for the action head.", minimum=0)
+    learning_rate: float = option(1.0, "SGD: rate of the model without the action head.", minimum=0)
     weight_decay: float = option(0.0, "L2 penalty, added to the gradients after the clipping.", minimum=0)
     max_grad_norm: float = option(0.0, "Not used here: see --model-grad-norm and --network-grad-norm.", minimum=0)
 
@@ -231,7 +231,7 @@ class SpanParserModelArguments(ModelArguments):
     program = "train_span_parser"
 
     architecture: str = option("span_parser", "'span_parser'.")
-    encoder: str | None = option(None, "Folder or Hub name of the encoder whose weights and tokenizer to begin with.")
+    encoder: str | None = option(None, "Begin with the weights and tokenizer of this encoder: folder or Hub name.")
     encoder_name: str | None = option(
         None, "Hub name of the encoder, if --encoder is a folder. Other machines load it from there."
     )

@@ -14,8 +14,9 @@ from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.hub.card import PAPERS
 from hf_synlm.hub.checkpoint import STATE_FILE
-from hf_synlm.hub.export import export_model, push_to_hub
+from hf_synlm.hub.export import export_model
 from hf_synlm.hub.loading import load_tokenizer
+from hf_synlm.hub.upload import push_to_hub
 from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.checkpoints import WEIGHTS_FILE, clear_errors, load_weights
 from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE

@@ -213,7 +213,9 @@ class TrainingLoop:
         run, step = self.run, self.run.state.step
         means, speed = self.recipe.summarize(self.meter.read(step)), self.speed.read()
         self.bar.set_postfix({name: f"{value:.3f}" for name, value in means.items()} | for_bar(speed))
-        rates = {f"learning_rate/{i}": rate for i, rate in enumerate(run.schedule.get_last_lr())}
+        rates: dict[str, float] = {}
+        for group, rate in zip(run.optimizer.param_groups, run.schedule.get_last_lr(), strict=True):
+            rates.setdefault("/".join(filter(None, ["learning_rate", group.get("name")])), rate)
         values = {f"train/{name}": value for name, value in means.items()}
         values |= {f"speed/{name}": value for name, value in speed.items()}
         run.accelerator.log({**values, **rates}, step=step)

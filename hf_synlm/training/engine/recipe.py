@@ -86,7 +86,7 @@ class Recipe(ABC):
 
     @classmethod
     def default_config(cls, device: str, *arguments: Any) -> str | None:
-        """Shipped configuration for a command line without `--config`; `device` is a type of torch. Default: none."""
+        """Shipped configuration for what a command line leaves open; `device` is a type of torch. Default: none."""
         return None
 
     # ------------------------------------------------------------------------------------------ before training
@@ -98,7 +98,7 @@ class Recipe(ABC):
             raise ValueError("generation_steps does not work with the shards of FSDP. Set it to 0, or train with DDP.")
         if self.num_optimizers > 1 and self.accelerator.mixed_precision == "fp16":
             raise ValueError(
-                "mixed_precision fp16 scales gradients per optimizer, of which there are two. Use bf16 or no."
+                "mixed_precision fp16 scales gradients for one optimizer, but there are two. Use bf16 or no."
             )
 
     @abstractmethod

@@ -196,7 +196,7 @@ def load_pretrained(
     if changed and other:
         raise ValueError(
             f"config_overrides {changed} change the weights of model_name_or_path {name!r} (such as {min(other)}). "
-            "Give only fields, in the file of --config, too, that leave their shapes as they are."
+            "Give only fields that keep their shapes, in the file of --config, too."
         )
     if loading["missing_keys"]:
         raise ValueError(
@@ -309,9 +309,10 @@ def parameter_groups(
     """Parameter groups by learning rate and weight decay; biases, norms and vectors are never decayed.
 
     `module_rates` maps a part of parameters' names, such as "parser" or "head.weight", to its learning rate; the first
-    that fits counts.
+    that fits counts, and names the group.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    names = {rate: module for module, rate in module_rates.items()} | {learning_rate: ""}
     unused = set(module_rates)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -322,7 +323,10 @@ def parameter_groups(
         groups.setdefault((rate, weight_decay if parameter.dim() > 1 else 0.0), []).append(parameter)
     if unused:
         raise ValueError(f"No parameter of the model belongs to a module named {sorted(unused)[0]!r}.")
-    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
+    return [
+        {"params": params, "lr": rate, "weight_decay": decay, "name": names[rate]}
+        for (rate, decay), params in groups.items()
+    ]
 
 
 class UncorrectedAdamW(torch.optim.AdamW):

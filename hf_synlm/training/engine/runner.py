@@ -82,10 +82,12 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
     parse = partial(parse_arguments, recipe_type.parts.values(), description=description)
     parsed = parsed or parse(words)
     accelerator = make_accelerator(parsed[-1])
-    chosen = None if names_config(words) else recipe_type.default_config(accelerator.device.type, *parsed)
+    chosen = recipe_type.default_config(accelerator.device.type, *parsed)
     if chosen is not None:
-        accelerator.print(f"no --config: {chosen} is used, for this device and text. --list-configs shows others.")
-        parsed = parse(["--config", chosen, *words])
+        why = f"--config names no size: {chosen} counts for what it leaves open" if names_config(words) else ""
+        why = why or f"no --config: {chosen} is used"
+        accelerator.print(f"{why}, for this device and text. --list-configs shows others.")
+        parsed = parse(words, base=chosen)
     *others, arguments = parsed
     recipe = recipe_type(accelerator, *parsed)
     recipe.check()

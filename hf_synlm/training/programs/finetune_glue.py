@@ -5,10 +5,10 @@
         --model-name-or-path runs/gpst_small_owt/model --output-dir runs/rte
 
 The input layout is that of the paper, `a <CLS>` or `a <SEP> b <CLS>`. For GPST, SEP and CLS are separate sentences. A
-tokenizer with its own layout for pairs (BERT) keeps it. `--objective-weight` adds the own objective of GPST, RNNG and
-Tree LM to the classifier's loss. RNNG and Tree LM read trees that the pretrained model finds before training. The final
-model is the one with the best validation score.
-Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.1 and A.3.
+tokenizer with its own layout for pairs (BERT) keeps it. `--objective-weight` adds the language-model loss of GPST, RNNG
+and Tree LM to the classifier's loss. RNNG and Tree LM read trees that the pretrained model finds before training. The
+final model is the one with the best validation score. Paper: Hu et al., "Generative Pretrained Structured Transformers"
+(ACL 2024), sections 4.1 and A.3.
 """
 
 import math

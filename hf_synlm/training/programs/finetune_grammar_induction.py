@@ -5,9 +5,9 @@
         --model-name-or-path runs/gpst_small_wikitext103/model --output-dir runs/gpst_induction
 
 Every sentence is a separate context, and word pieces stay together. Trees come from the inside pass, from left-to-right
-parsing with and without word synchronization, and from the parser's merges; the scores stand beside those of baseline
-trees. The final model is the one with the best F1 on the validation trees.
-Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), section 4.3.
+parsing with and without word synchronization, and from the parser's merges. Baseline trees are scored, too. The final
+model is the one with the best F1 on the validation trees. Paper: Hu et al., "Generative Pretrained Structured
+Transformers" (ACL 2024), section 4.3.
 """
 
 from functools import partial

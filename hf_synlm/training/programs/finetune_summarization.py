@@ -4,10 +4,10 @@
     accelerate launch training/finetune_summarization.py --config summarization_xsum \
         --model-name-or-path runs/gpst_small_owt/model --output-dir runs/xsum
 
-A context is document, prompt, summary, end token. GPST gets a tree for every sentence of the document, one for the
-prompt and one for the whole summary, as in the paper; other models read the same as running text. The model's
-`generate` writes the summaries, and ROUGE scores them.
-Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024), sections 4.2.1 and A.5.
+A context consists of document, prompt, summary and end token. GPST gets a tree for every sentence of the document, one
+for the prompt and one for the whole summary, as in the paper. Other models read the same as running text. The model's
+`generate` writes the summaries, and ROUGE scores them. Paper: Hu et al., "Generative Pretrained Structured
+Transformers" (ACL 2024), sections 4.2.1 and A.5.
 """
 
 import json

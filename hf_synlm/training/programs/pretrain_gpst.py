@@ -5,8 +5,8 @@
 
 Text comes from files or from a data set of the Hub; if none is named, it is embedded. It is split into sentences,
 encoded, and packed into contexts of whole sentences; every sentence gets a tree of its own. No trees are read for
-training: treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 on the same contexts.
-Paper: Hu et al., "Generative Pretrained Structured Transformers" (ACL 2024).
+training. Treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 on the same contexts. Paper: Hu et al.,
+"Generative Pretrained Structured Transformers" (ACL 2024).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +26,7 @@ from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.files import flag_of
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.gold_treebank import (
     Treebank,
     load_treebank,
@@ -38,6 +39,7 @@ from hf_synlm.training.arguments.contexts import DataArguments, EvaluationArgume
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.final_report import REPORT_REMEDY, report_saved_model
+from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run, check_length, make_baseline, new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.steps import model_loss, to_device, to_shares
@@ -137,12 +139,14 @@ def evaluate_losses(
             for name, value in {"loss": loss, **parts}.items():
                 sums[name] = value.float() + sums.get(name, 0.0)
     values = accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()
-    return dict(zip(sums, values, strict=True))
+    losses = dict(zip(sums, values, strict=True))
+    # GPST's losses are given whole trees, which know the words to come: no perplexity.
+    return losses | ({"perplexity": perplexity_of(losses["loss"])} if count_items is _count_tokens else {})
 
 
 def _count_tokens(attention_mask: Tensor, **_: Tensor) -> dict[str, int]:
-    """Items of the loss of a model that does not count them."""
-    return {"tokens": int(attention_mask.sum())}
+    """Items of the loss of a model that does not count them: the tokens that follow another one."""
+    return {"tokens": int(attention_mask[:, 1:].sum())}
 
 
 # ---------------------------------------------------------------------------------------------- the run
@@ -265,6 +269,13 @@ class GPSTRecipe(GPSTTraining):
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Number of contexts; treebanks are parsed in `report`."""
         return {"contexts": run.state.consumed}
+
+    def improvement(self, results: dict[str, Any]) -> str:
+        """The closing line, with the perplexity of the validation text or how to get it."""
+        losses, folder = kept_evaluation(results)["losses"], Path(self.arguments.output_dir) / "model"
+        if "perplexity" in losses:
+            return f"{super().improvement(results)}; perplexity of a token {losses['perplexity']:.2f}"
+        return f"{super().improvement(results)} (its perplexity: synlm evaluate perplexity FILE --model {folder})"
 
     def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Parse test trees with the saved model."""

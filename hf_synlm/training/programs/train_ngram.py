@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count the n-grams of a text, the baseline of language models: interpolated modified Kneser-Ney, orders 2 to 5.
+"""Count the n-grams of a text, as a baseline for language models: interpolated modified Kneser-Ney, orders 2 to 5.
 
     python training/train_ngram.py --train-trees A.txt --validation-words B.txt --tokenizer-name C --output-dir trigram
     synlm evaluate perplexity text.txt --model trigram
 
-Text, tokens and options are those of `pretrain_gpst`; the n-grams are of pieces or words, as the tokenizer makes them,
-inside sentences. `output_dir` is a model of transformers with exact next-token probabilities.
+Text, tokens and options are those of `pretrain_gpst`; the n-grams consist of the tokenizer's pieces or words, inside
+sentences. `output_dir` holds a model of transformers with exact next-token probabilities.
 """
 
 import math

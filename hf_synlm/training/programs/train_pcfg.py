@@ -3,7 +3,7 @@
 
     accelerate launch training/train_pcfg.py --config pcfg_mini --output-dir runs/pcfg
 
-The grammar learns from words alone; gold trees serve to measure the trees that it finds. Short sentences come first.
+The grammar learns from words alone; gold trees only serve to score the trees that it finds. Short sentences come first.
 The model that is kept is the one with the best validation likelihood, never the one with the best trees. Papers: Kim et
 al. (ACL 2019), Yang et al. (NAACL 2021, NAACL 2022), Liu et al. (EMNLP Findings 2023).
 """

@@ -3,9 +3,9 @@
 
     python training/train_treebank_pcfg.py --train-files train.mrg --validation-files valid.mrg --output-dir runs/pcfg
 
-Rules have their relative frequencies, words a smoothed lexicon with classes of unknown words by spelling. Sentences of
-one word are left out. Papers: Hale (NAACL 2001) and Stolcke (Computational Linguistics 1995) for surprisal, Johnson
-(Computational Linguistics 1998) for parent annotation.
+Rules have their relative frequencies. Words have a smoothed lexicon, with classes of unknown words by spelling.
+Sentences of one word are left out. Papers: Hale (NAACL 2001) and Stolcke (Computational Linguistics 1995) for
+surprisal, Johnson (Computational Linguistics 1998) for parent annotation.
 """
 
 from collections.abc import Sequence

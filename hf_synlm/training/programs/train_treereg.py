@@ -3,11 +3,11 @@
 
     python training/train_treereg.py --config treereg_tiny --output-dir runs/treereg_tiny
 
-The model is pretrained (`--model-name-or-path gpt2`), or new, of the architecture and with the tokenizer of a Hub name
-(`--config-name`). All options of `transformers.TrainingArguments` hold. `--treereg-weight 0` trains the same model on
+The model is pretrained (`--model-name-or-path gpt2`), or new, with the architecture and tokenizer of a Hub name
+(`--config-name`). All options of `transformers.TrainingArguments` work. `--treereg-weight 0` trains the same model on
 the same sentences without the trees, `--trees random` and `--trees right` train it on wrong ones. At the end,
-perplexity and the F1 of the trees of the score of TreeReg are measured on the validation sentences. Paper: Nandi,
-Manning and Murty, "Sneaking Syntax into Transformer Language Models with Tree Regularization" (NAACL 2025).
+perplexity and the F1 of the trees by TreeReg's score are measured on the validation sentences. Paper: Nandi, Manning
+and Murty, "Sneaking Syntax into Transformer Language Models with Tree Regularization" (NAACL 2025).
 """
 
 import math

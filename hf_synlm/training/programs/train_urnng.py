@@ -3,10 +3,10 @@
 
     accelerate launch training/train_urnng.py --config urnng_tiny --output-dir runs/urnng_tiny
 
-The model learns from trees that an inference network proposes (see `variational.py`); gold trees serve to measure the
-network's. With `--objective supervised` both learn from the gold trees, made binary; a run that continues from such a
-model (`--model-name-or-path`) is the paper's RNNG -> URNNG. The network is written beside the model. Paper: Kim et al.,
-"Unsupervised Recurrent Neural Network Grammars" (NAACL 2019).
+The model learns from trees that an inference network proposes (see `variational.py`); gold trees only serve to score
+the network's trees. With `--objective supervised` both learn from the gold trees, made binary; a run that continues
+from such a model (`--model-name-or-path`) is the paper's RNNG -> URNNG. The network is written beside the model. Paper:
+Kim et al., "Unsupervised Recurrent Neural Network Grammars" (NAACL 2019).
 """
 
 import math
@@ -109,6 +109,11 @@ class TwoOptimizers:
         for part in self.parts:
             part.zero_grad()
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """All groups."""
+        return [group for part in self.parts for group in part.param_groups]
+
     def get_last_lr(self) -> list[float]:
         """Rates of all groups."""
         return [rate * self.scale for rates in self.rates for rate in rates]
@@ -185,10 +190,11 @@ class URNNGRecipe(TreebankRecipe):
         head = [named.pop(name) for name in list(named) if name.startswith("action_head")]
         groups: list[dict[str, Any]] = [
             {"params": list(named.values())},
-            {"params": head, "lr": rates.action_learning_rate},
+            {"params": head, "lr": rates.action_learning_rate, "name": "action_head"},
         ]
         sgd = torch.optim.SGD(groups, lr=self.arguments.learning_rate, weight_decay=self.arguments.weight_decay)
-        adam = torch.optim.Adam(network, lr=rates.network_learning_rate)
+        of_network = {"params": network, "name": NETWORK}
+        adam = torch.optim.Adam([of_network], lr=rates.network_learning_rate)
         prepared, sgd, adam = self.accelerator.prepare(model, sgd, adam)
         self.optimizer: Any = TwoOptimizers(self.accelerator, sgd, adam, rates)
         return prepared, self.optimizer, PhaseSchedule(self.optimizer)

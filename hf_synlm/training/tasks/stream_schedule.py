@@ -106,6 +106,11 @@ class PhasedOptimizer:
         """Reset the gradients."""
         self.in_use.zero_grad()
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Of the optimizer of the phase."""
+        return list(self.in_use.param_groups)
+
     def get_last_lr(self) -> list[float]:
         """Rate of the phase."""
         return [self.phase.learning_rate]

@@ -5,10 +5,11 @@ import random
 import pytest
 import torch
 
+from hf_synlm.models.gpst import inside_outside
 from hf_synlm.models.gpst.chart import plan_chart
 from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition
 from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
-from hf_synlm.models.gpst.inside_outside import inside, outside
+from hf_synlm.models.gpst.inside_outside import WeightGradients, inside, outside
 from tests.reference.inside_outside import naive_inside, naive_outside, replay_chart
 
 CONFIG = {
@@ -145,3 +146,21 @@ def test_no_graph_without_gradients():
         leaf_outside, notes = outside(plan, chart, root, decomposition, return_all=True)
     assert not chart.vector_ND.requires_grad and not leaf_outside.requires_grad
     assert notes["outside_ND"].shape == chart.vector_ND.shape
+
+
+def test_second_channels_are_added_at_once_beyond_a_bound(monkeypatch):
+    torch.manual_seed(1)
+    maps = {"map": (torch.randn(3, 4), torch.randn(3))}
+    levels = [(torch.randn(size, 4), torch.randn(2, size, 3)) for size in (1, 2, 4)]
+    found = []
+    for bound in (100, 20, 0):
+        monkeypatch.setattr(inside_outside, "_SECOND_CHANNELS", bound)
+        weights = WeightGradients(maps)
+        weights.adds_at_once = weights.on_cpu = False
+        for level in levels:
+            weights.add({"map": level})
+        kept = [len(gradient) for _, gradient in weights.rows["map"]]
+        assert kept == {100: [2, 2, 2], 20: [1, 1], 0: [1, 1, 1]}[bound]
+        found.append(weights.results())
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=1e-6)

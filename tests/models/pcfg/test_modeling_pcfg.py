@@ -277,7 +277,7 @@ def test_shifted_labels_are_labels(name: str) -> None:
         assert set(counts.values()) == {2 - len(left_out)}
         assert counts == model.count_loss_items(ids, attention_mask=mask, labels=labels)
     shifted[0, 2] = -100
-    with pytest.raises(ValueError, match="labels leave out single words"):
+    with pytest.raises(ValueError, match="labels are -100 at single words"):
         model(ids, mask, shift_labels=shifted)
 
 
@@ -440,7 +440,7 @@ def test_the_best_derivation_needs_a_table(monkeypatch: Any) -> None:
 REFUSED_TEXTS: list[tuple[list[int], list[int] | None, str]] = [
     ([5, PAD, 6], None, "Token 0 in row 0, column 1 is a special token.*Leave it out of the sentence, or mask it"),
     ([5, BOS, 6], None, "Token 1 in row 0, column 1 is a special token"),
-    ([5, 6, EOS, 7], None, "Row 0 of input_ids goes on after its end token. Give one sentence per row"),
+    ([5, 6, EOS, 7], None, "Row 0 of input_ids continues after its end token. Give one sentence per row"),
     ([BOS, EOS], None, "Row 0 of input_ids has no token"),
     ([5, 6, 7], [1, 0, 1], "holes inside row 0"),
     ([5, 11], None, "Token id 11 is outside the vocabulary"),
@@ -459,7 +459,7 @@ def test_what_is_no_sentence(ids: list[int], mask: list[int] | None, message: st
 def test_what_forward_refuses() -> None:
     model, ids = tiny(), torch.tensor([[5, 6, 7]])
     for options, message in (
-        ({"labels": torch.tensor([[5, -100, 7]])}, "labels leave out single words.*Set all to -100, or none"),
+        ({"labels": torch.tensor([[5, -100, 7]])}, "labels are -100 at single words.*Set all to -100, or none"),
         ({"labels": torch.tensor([[5, 6]])}, "labels"),
         (
             {"labels": ids, "latent_noise": torch.zeros(1, 4)},

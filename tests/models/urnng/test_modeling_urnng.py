@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hf_synlm import URNNGConfig, URNNGForCausalLM
+from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.trees.actions import COMP, GEN
 from tests.helpers.goldens import read_tensors
 from tests.reference.trees import actions_of, all_binary_trees
@@ -213,3 +214,15 @@ def test_no_action_is_certain() -> None:
     for hidden in (torch.zeros(6), torch.zeros(6, dtype=torch.bfloat16)):
         found = model.to(hidden.dtype).action_log_probs(hidden)
         assert found.exp().tolist() == pytest.approx([1e-7, 1 - 1e-7], rel=1e-5)
+
+
+def test_the_compiled_lstm_gives_the_same() -> None:
+    found = []
+    for options in (None, {"backend": lambda graph, inputs: graph}):
+        model = tiny().train()
+        assert Recipe.layers_to_compile(None, model) == [model.model.stack_lstm]
+        model.model.stack_lstm.compile_options = options
+        torch.manual_seed(1)
+        loss = model(**batch()).loss
+        found.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6)
