@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines made of dataclasses: flags, and config files in YAML or JSON."""
 
+from argparse import ArgumentTypeError
 from dataclasses import field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,19 +12,34 @@ from transformers import HfArgumentParser
 from hf_synlm.data.files import flag_of
 
 
-def option(default: Any, help: str) -> Any:
+def option(default: Any, help: str, **limits: Any) -> Any:
     """Make a field of a dataclass of arguments.
 
     Args:
         default: its default; a list is copied. `dataclasses.MISSING` makes the option required.
         help: its text in `--help`.
+        **limits: on a command line, the `minimum` of a number, or the `choices` of a text.
 
     Returns:
         What `dataclasses.field` returns.
     """
     if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=default.copy, metadata={"help": help, **limits})
+    return field(default=default, metadata={"help": help, **limits})
+
+
+def _at_least(minimum: float, kind: type, name: str) -> Any:
+    """Type of an option for argparse, which reads a number and refuses a smaller one."""
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        if value < minimum:
+            rule = f"be at least {minimum}" if minimum else "not be negative"
+            raise ArgumentTypeError(f"{name} must {rule} and is {value}")
+        return value
+
+    read.__name__ = kind.__name__
+    return read
 
 
 class ArgumentParser(HfArgumentParser):
@@ -44,6 +60,8 @@ class ArgumentParser(HfArgumentParser):
         if options.get("nargs") == "+":
             options["nargs"] = "*"
         long = names[0].removeprefix("--")
+        if (minimum := options.pop("minimum", None)) is not None:
+            options["type"] = _at_least(minimum, options["type"], long)
         other = f"{long}s" if long.endswith("_file") else long.removesuffix("s") if long.endswith("_files") else None
         self.names += [long] if other is None else [long, other]
         others = [] if other is None else dict.fromkeys((f"--{other}", flag_of(other)))

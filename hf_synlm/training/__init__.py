@@ -3,12 +3,13 @@
 
     architectures.py   the table: what is trained, on what, and how
     arguments/  options of the programs, by what they read; they import no torch, so that help and errors are quick
+        base.py            flags and configuration files; options of all programs
+        command_lines.py   which program takes which
     programs/   one module per program: `Recipe`s, which `engine/runner.py` runs; two programs use `Trainer` instead
     tasks/      data, objectives and evaluation that several programs share
     engine/     from the command line to the pushed model:
         runner.py          the order of a run
         recipe.py          what a program adds to it
-        arguments.py       flags and configuration files
         output_folder.py   which folder a run may use, and what is resumed
         run.py             accelerator, model, optimizer, settings of a run
         loop.py, steps.py  training loop; optimizer steps over micro steps and processes

@@ -13,7 +13,8 @@ import typer
 import hf_synlm
 from hf_synlm.cli.app import app
 from hf_synlm.data.files import flag_of
-from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.arguments.base import TrainingArguments
+from hf_synlm.training.arguments.command_lines import COMMAND_LINES
 from hf_synlm.training.engine.recipe import Recipe
 
 PACKAGE = Path(hf_synlm.__file__).parent
@@ -79,7 +80,12 @@ def test_options_that_messages_name_exist() -> None:
         place = str(file.relative_to(PACKAGE))
         allowed = [EVERYWHERE, *(COMMANDS[name] for name in USED_BY.get(place, ()))]
         if file.parent.name == "arguments":
-            programs = getattr(importlib.import_module(f"hf_synlm.training.arguments.{file.stem}"), "COMMAND_LINES", ())
+            module = f"hf_synlm.training.arguments.{file.stem}"
+            programs = [
+                program
+                for program, parts in COMMAND_LINES.items()
+                if any(kind.__module__ == module for part in parts.values() for kind in part.__mro__)
+            ]
             allowed.append(OTHERS.union(*map(flags_of_module, programs)))
         if file.parent.name == "programs" and file.stem in PROGRAMS:
             allowed.append(flags_of_module(file.stem) | OTHERS)

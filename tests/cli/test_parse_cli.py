@@ -27,6 +27,7 @@ from hf_synlm.evaluation.trees.consensus import average_parses
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.gold_treebank import best_trees, load_treebank, make_treebank, score_baselines
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+from hf_synlm.training.arguments.command_lines import COMMAND_LINES
 from hf_synlm.trees.spans import right_branching, spans_to_brackets
 from hf_synlm.viz import posteriors
 from tests.helpers.commands import fail, run
@@ -723,7 +724,7 @@ def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsy
 # ------------------------------------------------------------------------------------------------------ without torch
 ROOT = Path(hf_synlm.__file__).parents[1]
 # But for the two programs on `Trainer`: the class of its options imports torch.
-TRAINING = [name for name, (_, arguments, _) in PROGRAMS.items() if arguments]
+TRAINING = [name for name, (module, _) in PROGRAMS.items() if module in COMMAND_LINES]
 WITHOUT_TORCH = {
     "help": "--help",
     "version": "--version",

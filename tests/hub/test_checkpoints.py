@@ -28,7 +28,7 @@ from hf_synlm.hub.card import PAPERS, fill_card
 from hf_synlm.hub.checkpoint import INDEX_FILE, stored_tensors
 from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.verify import verify_export
-from hf_synlm.training.engine.arguments import find_config
+from hf_synlm.training.arguments.base import find_config
 from tests.helpers import warm_python
 from tests.helpers.commands import fail
 

@@ -9,7 +9,7 @@ from release.model_table import BEGIN, END
 from transformers import AutoTokenizer, TrainingArguments
 
 from hf_synlm.data.treebank import read_treebank
-from hf_synlm.training.engine.arguments import parse_arguments
+from hf_synlm.training.arguments.base import parse_arguments
 from hf_synlm.training.programs.train_treereg import ModelAndDataArguments
 from hf_synlm.training.tasks.tree_planting import TreePlantingArguments
 from hf_synlm.training.tasks.treereg import TreeRegArguments

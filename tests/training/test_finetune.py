@@ -37,8 +37,8 @@ from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.evaluation.trees.gold_treebank import score_trees
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
+from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.arguments.finetuning import name_split
-from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.samplers import seed_micro_step
 from hf_synlm.training.programs import finetune_glue, finetune_grammar_induction, finetune_summarization
@@ -213,8 +213,10 @@ def test_long_training_examples_are_left_out_before_the_cut(models: Path) -> Non
 
 
 def layout(**changes: Any) -> ContextLayout:
-    values = {"by_sentences": True, "begin_ids": (), "end_id": 1, "max_source": 1000, "max_target": 100}
-    return ContextLayout(**{**values, "prompt": "Summary:", "language": "en", **changes})
+    values = {"by_sentences": True, "begin_ids": (), "end_id": 1}
+    limits = {"max_source_length": changes.pop("max_source", 1000), "max_target_length": changes.pop("max_target", 100)}
+    data = finetune_summarization.SummaryArguments(dataset_name="x", **limits)
+    return ContextLayout(data, **{**values, **changes})
 
 
 def test_layout_of_a_summary(models: Path) -> None:

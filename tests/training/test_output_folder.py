@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hf_synlm.data.files import PARTIAL_SUFFIX
-from hf_synlm.training.engine import arguments as run_arguments
+from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.engine import checkpoints
 from hf_synlm.training.engine import output_folder as folders
 from hf_synlm.training.engine import run as common

@@ -32,13 +32,13 @@ from hf_synlm.data.contexts import ContextDataset, pack_sentences
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
+from hf_synlm.training.arguments.base import parse_arguments, read_mapping
 from hf_synlm.training.arguments.contexts import DataArguments, EvaluationArguments
 from hf_synlm.training.arguments.finetuning import InductionArguments
-from hf_synlm.training.engine.arguments import parse_arguments, read_mapping
+from hf_synlm.training.arguments.sentences import SentenceFileArguments
 from hf_synlm.training.programs import prepare_text as prepare
 from hf_synlm.training.programs.prepare_text import CorpusArguments, PreparedText
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
-from hf_synlm.training.tasks.sentence_files import SentenceFileArguments
 from tests.helpers.training_runs import start_server
 from tests.reference.contexts import pack_contexts
 
@@ -760,7 +760,7 @@ def test_command_names_errors(tmp_path, tokenizer_folder, capsys):
     cases = [
         (["--output-dir", str(tmp_path / "file" / "out"), "--tokenizer-name", tokenizer_folder], "Not a directory"),
         (["--output-dir", str(tmp_path), "--train-files", "absent.txt"], "There is no file 'absent.txt'"),
-        (["--output-dir", str(tmp_path), "--rows", "words"], "rows is 'words'"),
+        (["--output-dir", str(tmp_path), "--rows", "words"], "invalid choice: 'words'"),
         ([], "required: --output-dir"),
     ]
     for content, message in (

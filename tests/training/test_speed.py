@@ -13,9 +13,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
+from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine import checkpoints, samplers
 from hf_synlm.training.engine import run as common
-from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.speed import SpeedMeter, for_bar, peak_tflops
 from hf_synlm.training.engine.steps import StepReport
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe

@@ -102,7 +102,7 @@ def test_the_best_grammar_is_saved_and_reported(run: Run, corpus: dict[str, str]
     assert report["model"]["sentence_f1"] == scores.numbers()["sentence_f1"]
     assert "computes the same without hf_synlm." in found["stdout"]
     *_, closing, last = found["stdout"].strip().splitlines()
-    assert "sentence F1" in closing
+    assert closing.startswith("validation perplexity")
     assert last == f"The model is in {folder}. Next: synlm parse FILE --model {folder}"
     assert AutoConfig.from_pretrained(folder).text_style == "treebank"
 

@@ -21,17 +21,18 @@ from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.gold_treebank import make_treebank
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
+from hf_synlm.evaluation.trees.treebank_parsing import parse_words
+from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.text import (
     ParsingArguments,
     RecurrentModelArguments,
     RecurrentTrainingArguments,
     StreamDataArguments,
 )
-from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import train_recurrent
-from hf_synlm.training.tasks import stream_batches, stream_evaluation
+from hf_synlm.training.tasks import stream_batches, text_recipe
 from hf_synlm.training.tasks import stream_schedule as schedules
 from tests.helpers.goldens import read_case
 from tests.helpers.training_runs import PACKAGE_FILES, results_of, sample_treebank
@@ -236,28 +237,28 @@ def small_model(corpus: dict[str, str], tmp_path: Path, architecture: str, *more
 def test_perplexity_is_that_of_the_definition(architecture: str, corpus: dict[str, str], tmp_path: Path) -> None:
     accelerator, _, streams, _, model = small_model(corpus, tmp_path, architecture)
     stream = streams.validation
-    got = stream_evaluation.evaluate_stream(accelerator, model, stream, 1, 7)
+    got = text_recipe.evaluate_stream(accelerator, model, stream, 1, 7)
     ids = torch.from_numpy(stream.ids.astype(np.int64))[None]
     with torch.no_grad():
         logits = model.eval()(ids[:, :-1]).logits.double()
     nats = -logits.log_softmax(-1).gather(2, ids[:, 1:, None]).sum().item()
     assert got == pytest.approx(nats, rel=1e-6)
-    losses = stream_evaluation.text_losses(got, len(stream) - 1, of_characters=False)
+    losses = text_recipe.text_losses(got, len(stream) - 1, of_characters=False)
     words = sum(len(sentence.words) + 1 for sentence in read_treebank(corpus["valid"]))
     assert losses["tokens"] == words and losses["perplexity"] == pytest.approx(math.exp(nats / words))
     # Rows of a batch are so many streams of their own; that some end early changes nothing.
-    rows = stream_evaluation.StreamRows(stream, 4, complete=True)
+    rows = text_recipe.StreamRows(stream, 4, complete=True)
     parts = [stream.ids[first : first + rows.length + 1] for first in range(0, len(stream) - 1, rows.length)]
     alone = [make_stream([SentenceCode(part[1:-1].tolist())], 2) for part in parts]
     alone = [dataclasses.replace(one, ids=part) for one, part in zip(alone, parts, strict=True)]
-    separate = sum(stream_evaluation.evaluate_stream(accelerator, model, one, 1, 7) for one in alone)
-    assert stream_evaluation.evaluate_stream(accelerator, model, stream, 4, 7) == pytest.approx(separate, rel=1e-6)
+    separate = sum(text_recipe.evaluate_stream(accelerator, model, one, 1, 7) for one in alone)
+    assert text_recipe.evaluate_stream(accelerator, model, stream, 4, 7) == pytest.approx(separate, rel=1e-6)
     assert len(parts) == 4 and len(parts[-1]) < len(parts[0])
 
 
 def test_perplexity_of_sentences_is_that_of_the_definition(corpus: dict[str, str], tmp_path: Path) -> None:
     accelerator, _, streams, tokenizer, model = small_model(corpus, tmp_path, "on_lstm")
-    got = stream_evaluation.evaluate_sentences(accelerator, model, streams.validation, tokenizer.pad_token_id, 3, 50)
+    got = text_recipe.evaluate_sentences(accelerator, model, streams.validation, tokenizer.pad_token_id, 3, 50)
     nats = 0.0
     for sentence in read_treebank(corpus["valid"]):
         ids = torch.tensor([[2, *tokenizer(" ".join(sentence.words))["input_ids"], 2]])
@@ -268,8 +269,8 @@ def test_perplexity_of_sentences_is_that_of_the_definition(corpus: dict[str, str
 
 
 def test_units() -> None:
-    assert stream_evaluation.text_losses(8 * math.log(2), 4, True)["bits_per_character"] == 2
-    assert stream_evaluation.text_losses(1e4, 1, False)["perplexity"] == math.inf
+    assert text_recipe.text_losses(8 * math.log(2), 4, True)["bits_per_character"] == 2
+    assert text_recipe.text_losses(1e4, 1, False)["perplexity"] == math.inf
 
 
 def test_parsed_sentences_are_as_short_as_those_that_are_trained_on(corpus: dict[str, str], tmp_path: Path) -> None:
@@ -357,10 +358,10 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     data = StreamDataArguments([corpus["train"]], [corpus["valid"]])
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(output_dir)))
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
-    assert stream_evaluation.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
+    assert text_recipe.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
     # The trees are scored by the convention that was named.
     bank = make_treebank(read_treebank(corpus["test"]))
-    trees = stream_evaluation.parse_words(model, tokenizer, bank.words, layer=0)
+    trees = parse_words(model, tokenizer, bank.words, layer=0)
     scores = unlabeled_f1(trees, bank.spans, bank.lengths, "on-lstm")
     assert found["test"]["trees"]["model"] == scores.numbers()
     report = found["test"]["saved_model"]["trees"]["remove"]["sentence_and_corpus_f1"]

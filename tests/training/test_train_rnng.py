@@ -25,12 +25,12 @@ from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.loading import load_pretrained
+from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.treebank import RNNGModelArguments
-from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import train_rnng
-from hf_synlm.training.tasks.tree_evaluation import Objective, evaluate_given_trees, spread
+from hf_synlm.training.tasks.tree_evaluation import spread
 from tests.helpers.training_runs import cut_off, run_here, sample_files
 
 SMALL = "embedding_size=12,hidden_size=16"
@@ -223,7 +223,7 @@ def test_lora_on_a_decoder_gives_an_adapter(
     assert "unbelievable" in capsys.readouterr().out
     assert main(["parse", str(text), "--model", decoder, "--backbone", decoder]) == 2
     assert "--backbone" in capsys.readouterr().err
-    for flags, named in ((["--lora-dropout", "0.1"], "lora_dropout"), ([*lora, "--lora-target-modules", "w"], "'w'")):
+    for flags, named in ((["--lora-alpha", "3"], "lora_alpha"), ([*lora, "--lora-target-modules", "w"], "'w'")):
         wrong = backbone_flags(corpus, decoder, tmp_path / "wrong", *flags)
         with pytest.raises(ValueError, match=named):
             run_here("train_tree_lm", wrong, corpus["cache"], capsys)
@@ -297,8 +297,7 @@ def small_batch(accelerator: Accelerator, corpus: dict[str, str], tmp_path: Path
     fields = ",".join(f"{name}={value}" for name, value in {"embedding_size": 8, "hidden_size": 8, **config}.items())
     files = ("--train-files", corpus["train"], "--validation-files", corpus["valid"], "--config-overrides", fields)
     recipe = train_rnng.RNNGRecipe(accelerator, *parse(*files, "--output-dir", str(tmp_path)))
-    model = recipe.load()
-    return recipe.splits, recipe.collate, model
+    return recipe, recipe.load()
 
 
 @pytest.mark.parametrize("normalization", ["batch", "sum", "action", "token"])
@@ -307,10 +306,9 @@ def test_perplexities_are_those_of_the_definition(
 ) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", corpus["cache"])
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
-    trees, collate, model = small_batch(accelerator, corpus, tmp_path, loss_normalization=normalization)
-    held_out = trees.validation
-    sizes = (5, 600)
-    got = evaluate_given_trees(accelerator, model, held_out, collate, Objective(model.config, collate.codec), *sizes)
+    recipe, model = small_batch(accelerator, corpus, tmp_path, loss_normalization=normalization)
+    held_out = recipe.splits.validation
+    got = recipe.given_trees(model, held_out)
     nats, action_nats, num_words, num_actions = 0.0, 0.0, 0, 0
     model.eval()
     for index in range(len(held_out)):
@@ -337,10 +335,10 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
 # ---------------------------------------------------------------------------------------------- arguments
 def test_baselines_have_no_trees_to_search() -> None:
     for flag in ("search_sentences", "num_beams", "action_beam_size"):
-        _, _, course, _ = parse("--architecture", "lstm", f"--{flag}", "3")
         for baseline in ("lstm", "gpt2"):
+            recipe = train_rnng.RNNGRecipe(Accelerator(cpu=True), *parse("--architecture", baseline, f"--{flag}", "3"))
             with pytest.raises(ValueError, match=f"{flag} is 3, but {baseline}"):
-                course.refuse_trees(baseline)
+                recipe.check()
 
 
 def test_overrides_that_the_data_decide_are_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hf_synlm.training.architectures import ARCHITECTURES
-from hf_synlm.training.engine.arguments import check_overrides, parse_arguments
+from hf_synlm.training.arguments.base import check_overrides, parse_arguments
 from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.training.programs import (
     train_pcfg,
@@ -93,10 +93,11 @@ def test_configurations_parse_and_name_their_command(path: Path, files: dict[str
 
 def check_recurrent(name: str, values: dict[str, Any]) -> None:
     """Supervision, schedule and options of `parse` go with the architecture."""
-    model_class = ARCHITECTURES["train_recurrent"][values["architecture"]].model_class
+    row = ARCHITECTURES["train_recurrent"][values["architecture"]]
+    model_class = row.model_class
     assert name.startswith(values["architecture"])
     overrides = check_overrides(model_class.config_class, values["config_overrides"])
-    config = model_class.config_class.from_preset(values["model_preset"], **overrides)
+    config = model_class.config_class.from_preset(values["model_preset"] or row.preset, **overrides)
     gold = train_recurrent.gold_structure(config, values["tree_supervision"])
     assert (gold is not None) == ("syd" in name or "palm_s" in name)
     assert values["num_train_epochs"] > values["finetuning_epoch"]

@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.cli import main
-from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.run import make_accelerator
 from tests.helpers import warm_python
 from tests.helpers.commands import fail

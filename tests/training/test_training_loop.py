@@ -20,13 +20,12 @@ from hf_synlm.data.collate import pad_inputs
 from hf_synlm.data.tokenizers import character_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.models.gpst.composition import GPSTPairEncoder
+from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine import checkpoints, loop, samplers, steps
 from hf_synlm.training.engine import run as common
-from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.checkpoints import BestModel
-from hf_synlm.training.engine.export import export_run, push_final_model
+from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
 from hf_synlm.training.engine.recipe import Recipe
-from hf_synlm.training.engine.runner import preflight
 from hf_synlm.training.engine.sample_texts import sample_texts
 from hf_synlm.training.engine.steps import StopSignals
 from hf_synlm.training.engine.word_counts import WordCounter
@@ -297,11 +296,11 @@ def test_a_repository_that_cannot_be_made_is_seen_before_work(tmp_path: Path, mo
     created: list[str] = []
     hub = SimpleNamespace(create_repo=lambda name, **options: created.append(name))
     monkeypatch.setattr("hf_synlm.training.engine.export.HfApi", lambda: hub)
-    preflight(run.accelerator, run.arguments)
+    check_repository(run.arguments)
     assert created == ["a/b"]
     monkeypatch.setattr(hub, "create_repo", lambda *args, **options: int("no token"))
     with pytest.raises(ValueError, match="'a/b'.*HF_TOKEN"):
-        preflight(run.accelerator, run.arguments)
+        check_repository(run.arguments)
 
 
 def test_a_push_that_fails_says_that_the_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

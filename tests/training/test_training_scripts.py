@@ -22,10 +22,10 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.files import write_json
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.contexts import DataArguments
 from hf_synlm.training.arguments.text import RecurrentModelArguments
 from hf_synlm.training.arguments.treebank import RNNGModelArguments
-from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import checkpoints, loop, samplers
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.programs import pretrain_gpst, train_pcfg, train_recurrent, train_rnng
@@ -90,7 +90,7 @@ def test_two_steps_with_trees_and_final_report(run: Callable[..., dict], tmp_pat
     assert "computes the same without hf_synlm." in results["stdout"]
     *_, last, end = results["stdout"].strip().splitlines()
     assert end.endswith(f"Next: synlm parse FILE --model {tmp_path / 'out' / 'model'}")
-    assert last.startswith("validation loss") and "->" in last and "right" in last
+    assert last.startswith("validation loss") and "->" in last
     assert AutoConfig.from_pretrained(tmp_path / "out" / "model").text_style == "no-punctuation"
 
 
@@ -170,7 +170,7 @@ def test_baseline_on_the_same_contexts(
         ("architecture", "elman", "architecture 'elman'"),
         ("config_overrides", "n_positions=32", "context_length 48"),
         ("config_overrides", "hidden=32", "'hidden'"),
-        ("model_name_or_path", "x", "model_name_or_path 'x'"),
+        ("model_name_or_path", "x", "model_name_or_path is 'x'"),
     ):
         with pytest.raises(ValueError, match=match):
             pretrain_gpst.main(flags("bad", f"--{name}", value))
@@ -264,7 +264,7 @@ def test_checkpoints_ahead_of_the_one_resumed_from_are_deleted(tmp_path: Path) -
 def test_unknown_key_in_config_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("learning_rat: 1.0e-3\noutput_dir: x\n")
-    with pytest.raises(ValueError, match="'learning_rat'.*'learning_rate'"):
+    with pytest.raises(ValueError, match=r"'learning_rat'.*learning_rate\?"):
         parse("--config", str(path))
 
 
@@ -293,13 +293,13 @@ PCFG = train_pcfg.PCFGRecipe
         (GPST, "--with-tracking --report-to wandb", "pip install wandb"),
         (GPST, "--context-length 0", "context_length"),
         (GPST, "--lr-scheduler-type exponential", "'exponential' .*linear.*cosine"),
-        (GPST, "--rows x", "rows is 'x'"),
-        (GPST, "--config gpst_tinny", "'gpst_tinny'.* gpst_tiny "),
+        (GPST, "--rows x", "--rows.*'x'"),
+        (GPST, "--config gpst_tinny", "'gpst_tinny'.* gpst_tiny\\?"),
         (RNNG, "--architecture gru", "architecture is 'gru'"),
         (RNNG, "--tokenizer-type bpe --lowercase", "lowercase"),
         (RNNG, "--max-batch-actions 0", "max_batch_actions"),
         (RNNG, "--num-beams 0", "num_beams"),
-        (RNNG, "--report-punctuation none", "report_punctuation is 'none'"),
+        (RNNG, "--report-punctuation none", "--report-punctuation.*'none'"),
         (RECURRENT, "--architecture gru", "architecture is 'gru'"),
         (RECURRENT, "--tokenizer-type characters --lowercase", "lowercase is True"),
         (RECURRENT, "--gradient-checkpointing", "gradient_checkpointing"),
@@ -316,7 +316,7 @@ PCFG = train_pcfg.PCFGRecipe
         (RECURRENT, "--schedule adam-plateau --finetuning-epoch 3", "finetuning_epoch"),
         (RECURRENT, "--lr-scheduler-type linear", "lr_scheduler_type is 'linear'"),
         (RECURRENT, "--evaluation-steps 10", "evaluation"),
-        (RECURRENT, "--parsing-convention wsj", "parsing_convention is 'wsj'"),
+        (RECURRENT, "--parsing-convention wsj", "--parsing-convention.*'wsj'"),
         (RECURRENT, "--parse-sentences -1", "parse_sentences"),
         (PCFG, "--architecture gru", "architecture is 'gru'"),
         (PCFG, "--curriculum-words 1", "curriculum_words is 1, .* Use 0 or at least 2"),

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from hf_synlm import PRPNForCausalLM
+from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.text import StreamDataArguments
-from hf_synlm.training.engine import arguments as run_arguments
 from hf_synlm.training.engine import run as common
-from hf_synlm.training.tasks import stream_batches, stream_evaluation
+from hf_synlm.training.tasks import stream_batches, text_recipe
 from tests.helpers import two_processes
 from tests.helpers.commands import run
 from tests.helpers.training_runs import ROOT, SMALL_GPST, ScriptRun, results_of, sample_files
@@ -223,7 +223,7 @@ def test_processes_evaluate_the_saved_model(jobs: Jobs) -> None:
     data = StreamDataArguments([str(jobs.folder / "trees.train.txt")], [str(jobs.folder / "trees.valid.txt")])
     stream = stream_batches.load_stream(data, data.validation_files, tokenizer)
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(jobs.folder)))
-    nats = stream_evaluation.evaluate_stream(accelerator, model, stream, 8, 20)
+    nats = text_recipe.evaluate_stream(accelerator, model, stream, 8, 20)
     assert best["losses"]["nats"] == pytest.approx(nats, rel=1e-6)
 
 

@@ -185,5 +185,3 @@ def test_wrong_options_are_refused() -> None:
         TreePlantingArguments(planting_head=2).attention(heads)
     with pytest.raises(ValueError, match="attention"):
         TreePlantingArguments().attention(())
-    with pytest.raises(ValueError, match="planting_layer"):
-        TreePlantingArguments(planting_layer=0)

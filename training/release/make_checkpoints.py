@@ -48,7 +48,7 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.card import facts_text, fill_card
 from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
 from hf_synlm.hub.loading import load_pretrained
-from hf_synlm.training.engine.arguments import find_config
+from hf_synlm.training.arguments.base import find_config
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
 from hf_synlm.viz import tree_to_text
 

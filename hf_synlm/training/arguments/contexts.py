@@ -7,13 +7,16 @@ from typing import Any, Literal
 from hf_synlm.data.arguments import option
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
-from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, parts_of
-from hf_synlm.training.programs.prepare_text import CorpusArguments, is_prepared
+from hf_synlm.training.architectures import ARCHITECTURES, Architecture
+from hf_synlm.training.arguments.base import ModelArguments
+from hf_synlm.training.arguments.corpus import CorpusArguments, is_prepared
 
 
 @dataclass
 class GPSTModelArguments(ModelArguments):
     """GPST, or a baseline without trees."""
+
+    program = "pretrain_gpst"
 
     architecture: str = option(
         "gpst",
@@ -30,19 +33,11 @@ class GPSTModelArguments(ModelArguments):
     )
     parser_learning_rate: float | None = option(1e-3, "Peak learning rate of the parser, which gives the merge order.")
 
-    def __post_init__(self):
-        """Check that a baseline is trained from scratch."""
-        if self.is_baseline and self.model_name_or_path is not None:
-            raise ValueError(
-                f"model_name_or_path {self.model_name_or_path!r} is for GPST; a {self.architecture} is trained from "
-                "scratch. Leave one of them out."
-            )
-        super().__post_init__()
-
     @property
-    def is_baseline(self) -> bool:
-        """Whether the model is one of transformers."""
-        return self.architecture != "gpst"
+    def row(self) -> Architecture:
+        """What the table says of the architecture; a model type of transformers is a baseline."""
+        rows = ARCHITECTURES[self.program]
+        return rows.get(self.architecture, rows["gpt2"])
 
 
 @dataclass
@@ -59,7 +54,7 @@ class DataArguments(CorpusArguments):
     keep_words_together: bool = option(
         False, "Forbid constituents that split words in training. The authors allow them."
     )
-    context_length: int = option(1024, "Largest number of tokens of a context.")
+    context_length: int = option(1024, "Largest number of tokens of a context.", minimum=1)
 
     def __post_init__(self):
         """Check the values."""
@@ -70,7 +65,6 @@ class DataArguments(CorpusArguments):
                 f"corpus: python training/prepare_text.py --output-dir {self.prepared}"
             )
         super().__post_init__()
-        check_minimum(self, 1, "context_length")
 
     @property
     def location(self) -> str | None:
@@ -92,20 +86,16 @@ class EvaluationArguments:
         "remove", "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
     )
     report_punctuation: list[str] = option(
-        ["remove", "keep"], "How the final report treats punctuation: one or more of these. Each has its own baselines."
+        ["remove", "keep"],
+        "How the final report treats punctuation: one or more of these. Each has its own baselines.",
+        choices=list(PUNCTUATION),
     )
     max_tree_sentences: int | None = option(None, "Read at most this many first trees of a treebank.")
-    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.")
+    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.", minimum=0)
     load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
     final_report: bool = option(
         False, "At the end, compare the saved model with and without hf_synlm, parse with it and generate."
     )
-
-    def __post_init__(self):
-        """Check the values."""
-        for value in self.report_punctuation:
-            check_choice("report_punctuation", value, PUNCTUATION)
-        check_minimum(self, 0, "search_num_beams")
 
     def complete(self, data: DataArguments) -> None:
         """Settle the treebanks; words of validation trees become validation text if all training text is treebanks."""
@@ -130,18 +120,10 @@ class NGramArguments(CorpusArguments):
 
     output_dir: str = option(MISSING, "Folder for the model; the prepared text lies in its folder 'text'.")
     order: int = option(3, "Tokens of the longest n-grams, 2 to 5.")
-    max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
+    max_sentence_tokens: int | None = option(None, "Leave longer sentences out.", minimum=1)
 
     def __post_init__(self):
         """Check the values."""
         super().__post_init__()
-        check_minimum(self, 1, "max_sentence_tokens")
         if not 2 <= self.order <= 5:
             raise ValueError(f"order must be from 2 to 5 and is {self.order}.")
-
-
-# Program -> its arguments, by the attribute of the recipe that holds them.
-COMMAND_LINES: dict[str, dict[str, type]] = {
-    "pretrain_gpst": parts_of(GPSTModelArguments, DataArguments, evaluation=EvaluationArguments),
-    "train_ngram": {"arguments": NGramArguments},
-}

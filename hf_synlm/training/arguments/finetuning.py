@@ -17,8 +17,8 @@ from hf_synlm.evaluation.suites.glue import glue_task
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, load_treebank
 from hf_synlm.evaluation.trees.parsing import resolve_convention
 from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source
-from hf_synlm.training.engine.arguments import check_minimum, parts_of
-from hf_synlm.training.tasks.sentence_files import check_files
+from hf_synlm.training.arguments.base import refuse
+from hf_synlm.training.arguments.sentences import check_files, resolve_files
 
 
 @dataclass
@@ -53,36 +53,47 @@ GLUE_DATASET = "nyu-mll/glue"
 
 
 @dataclass
-class GlueArguments:
-    """The task and its files."""
+class TableArguments:
+    """Tables of examples: a data set, or files."""
+
+    dataset_name: str | None = option(
+        None, "Data set of the Hub, or a folder; default for a task of GLUE without files: nyu-mll/glue."
+    )
+    dataset_config_name: str | None = option(
+        None, "Configuration of the data set, such as 3.0.0; default for a task of GLUE: task_name."
+    )
+    train_file: str | None = option(None, "json(l), csv, tsv or parquet file of examples, instead of a data set.")
+    validation_file: str | None = option(None, "Validation file of the same form; for MNLI, the matched part.")
+    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.", minimum=1)
+    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.", minimum=1)
+    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
+
+
+def name_split(name: str | None, config: str | None, split: str) -> str:
+    """The split `split` of configuration `config` of the data set `name`, for messages."""
+    return " ".join(filter(None, (name, config, split)))
+
+
+@dataclass
+class GlueArguments(TableArguments):
+    """The task and its files, with the columns of the task and `label`."""
 
     task_name: str | None = option(
         None, "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
     )
-    train_file: str | None = option(
-        None, "json(l), csv, tsv or parquet file with the columns of the task and `label`; default: from the Hub."
-    )
-    validation_file: str | None = option(None, "Validation file of the same form; for MNLI, the matched part.")
     validation_mismatched_file: str | None = option(None, "For MNLI, the mismatched validation file.")
     text_columns: list[str] = option([], "One or two columns of text; default: those of the task, or known ones.")
-    dataset_name: str | None = option(
-        None, "Data set of the Hub, or a folder, instead of files; default for a task: nyu-mll/glue."
-    )
-    dataset_config_name: str | None = option(None, "Configuration of the data set; default: task_name.")
     max_length: int = option(
         128, "Longest input in tokens, at most the positions of the model; the longer text of a pair is cut."
     )
     max_train_tokens: int | None = option(
         None,
         "Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI and QNLI).",
+        minimum=1,
     )
-    pad_to_max_length: bool = option(False, "Pad all batches to max_length.")
-    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
-    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
     objective_weight: float | None = option(
         None, "Weight of the language-model loss of GPST, RNNG or Tree LM; default: that of the model's configuration."
     )
-    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
 
     def __post_init__(self):
         """Check the values."""
@@ -94,15 +105,14 @@ class GlueArguments:
             raise ValueError("train_file and validation_file belong together. Pass both or none.")
         if self.task_name is None and self.train_file is None and self.dataset_name is None:
             raise ValueError("No training data are given. Pass --task-name, --train-file or --dataset-name.")
-        if self.validation_mismatched_file is not None and self.task_name != "mnli":
-            raise ValueError("validation_mismatched_file belongs to task_name mnli only.")
+        if self.task_name != "mnli":
+            refuse(self, "validation_mismatched_file", "which belongs to task_name mnli")
         if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
             raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file too.")
         if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
             raise ValueError("text_columns names one or two columns of a table of your own. Leave it out.")
         if self.max_length < 4:
             raise ValueError(f"max_length is {self.max_length}, but a pair and its two marks need at least 4.")
-        check_minimum(self, 1, "max_train_tokens max_train_samples max_eval_samples")
 
     def describe(self) -> str:
         """One sentence for the model card."""
@@ -117,39 +127,25 @@ TEXT_COLUMNS = ("document", "article", "text")
 SUMMARY_COLUMNS = ("summary", "highlights")
 
 
-def name_split(name: str | None, config: str | None, split: str) -> str:
-    """The split `split` of configuration `config` of the data set `name`, for messages."""
-    return " ".join(filter(None, (name, config, split)))
-
-
 @dataclass
-class SummaryArguments:
+class SummaryArguments(TableArguments):
     """Documents and summaries, and how they become contexts."""
 
-    dataset_name: str | None = option(None, "Data set of the Hub, or a folder.")
-    dataset_config_name: str | None = option(None, "Configuration of the data set, such as 3.0.0.")
-    train_file: str | None = option(
-        None, "json(l), csv, tsv or parquet file, which replaces the data set (of a --config)."
-    )
-    validation_file: str | None = option(None, "Validation file of the same form.")
     test_file: str | None = option(None, "File that the final model summarizes; default: the validation file.")
     text_column: str | None = option(None, f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}.")
     summary_column: str | None = option(
         None,
         f"Column of the summaries (a text, or a list of references); default: one of {', '.join(SUMMARY_COLUMNS)}.",
     )
-    max_source_length: int = option(900, "Documents are cut to this many tokens.")
-    max_target_length: int = option(100, "Summaries are cut to this many tokens in training.")
+    max_source_length: int = option(900, "Documents are cut to this many tokens.", minimum=1)
+    max_target_length: int = option(100, "Summaries are cut to this many tokens in training.", minimum=1)
     prompt: str = option("Summary:", "Text between document and summary.")
     end_token: bool = option(True, "End summaries with the end token, which then ends generation.")
     summary_loss_only: bool = option(
         False, "No token loss on document and prompt. (The authors train on all tokens, as do GPST's other losses.)"
     )
     language: str = option("en", "Language of the sentence splitting (ISO 639).")
-    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.")
-    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.")
-    max_predict_samples: int | None = option(None, "Number of test rows to use; default: all.")
-    preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
+    max_predict_samples: int | None = option(None, "Number of test rows to use; default: all.", minimum=1)
 
     def __post_init__(self):
         """Check the values."""
@@ -159,8 +155,6 @@ class SummaryArguments:
             raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
         if self.train_file is not None:
             self.dataset_name = self.dataset_config_name = None
-        check_minimum(self, 1, "max_source_length max_target_length")
-        check_minimum(self, 1, "max_train_samples max_eval_samples max_predict_samples")
         if not self.prompt.strip():
             raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
 
@@ -190,16 +184,13 @@ class DecodingArguments:
         "that draws one of two hypotheses at every word). The paper's baseline w/o sync: "
         "num_beams=2,synchronous=false.",
     )
-    max_new_tokens: int | None = option(None, "Longest summary in tokens; default: max_target_length.")
+    max_new_tokens: int | None = option(None, "Longest summary in tokens; default: max_target_length.", minimum=1)
     num_validation_summaries: int = option(
-        0, "Summaries generated at each evaluation; the best ROUGE selects the model. With 0, the lowest loss does."
+        0,
+        "Summaries generated at each evaluation; the best ROUGE selects the model. With 0, the lowest loss does.",
+        minimum=0,
     )
     use_stemmer: bool = option(False, "ROUGE on stemmed words. The authors do not stem.")
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "max_new_tokens")
-        check_minimum(self, 0, "num_validation_summaries")
 
     def options(self, config: Any) -> dict[str, Any]:
         """Options of `generate`: those given, or the paper's for the model of `config`."""
@@ -233,14 +224,16 @@ class InductionArguments:
         "remove", "Remove it before training and parsing (paper), ignore it in the score only, or keep it."
     )
     lowercase: bool = option(True, "Lower-case all words, as in the paper.")
-    max_sentence_tokens: int | None = option(None, "Leave longer training sentences out.")
-    max_tree_sentences: int | None = option(None, "Read only this many trees of a treebank.")
-    max_tree_words: int | None = option(None, "Leave longer sentences out of the scored treebanks (WSJ10: 10).")
-    methods: list[str] = option(list(METHODS), f"Tree types to score at the end: {', '.join(METHODS)}.")
-    selection_method: str = option(
-        "inside", "Tree type scored during training; its sentence F1 chooses the best model."
+    max_sentence_tokens: int | None = option(None, "Leave longer training sentences out.", minimum=1)
+    max_tree_sentences: int | None = option(None, "Read only this many trees of a treebank.", minimum=1)
+    max_tree_words: int | None = option(
+        None, "Leave longer sentences out of the scored treebanks (WSJ10: 10).", minimum=1
     )
-    search_num_beams: int = option(20, "Beam of left-to-right parsing.")
+    methods: list[str] = option(list(METHODS), "Tree types to score at the end.", choices=list(METHODS))
+    selection_method: str = option(
+        "inside", "Tree type scored during training; its sentence F1 chooses the best model.", choices=list(METHODS)
+    )
+    search_num_beams: int = option(20, "Beam of left-to-right parsing.", minimum=1)
 
     def __post_init__(self):
         """Resolve the names of the embedded treebanks and check the values."""
@@ -251,14 +244,10 @@ class InductionArguments:
         for name in ("validation_trees", "test_trees"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is not set. Pass {flag_of(name)} with a treebank, or 'embedded'.")
-        self.train_trees = [resolve_embedded(name, "trees.train.txt") for name in self.train_trees]
+        resolve_files(self, train_trees="trees.train.txt")
         self.validation_trees = resolve_embedded(self.validation_trees, "trees.valid.txt")
         self.test_trees = resolve_embedded(self.test_trees, "trees.test.txt")
-        check_files(*self.train_trees, *self.train_files, self.validation_trees, self.test_trees)
-        for name in (*self.methods, self.selection_method):
-            if name not in METHODS:
-                raise ValueError(f"Unknown tree type {name!r}. Choose among {', '.join(METHODS)}.")
-        check_minimum(self, 1, "search_num_beams max_sentence_tokens max_tree_sentences max_tree_words")
+        check_files(*self.train_files, self.validation_trees, self.test_trees)
 
     def method(self, name: str) -> tuple[str, dict[str, Any]]:
         """Name of the tree type `name` in tables, and its options of `parse`."""
@@ -303,11 +292,3 @@ class InductionArguments:
         """One sentence for the model card."""
         names = [*(f"the words of {Path(path).name}" for path in self.train_trees), *map(str, self.train_files)]
         return f"{', '.join(names)}; no trees. The best model was chosen on the trees of {self.validation_trees}."
-
-
-# Program -> its arguments, by the attribute of the recipe that holds them.
-COMMAND_LINES: dict[str, dict[str, type]] = {
-    "finetune_glue": parts_of(ModelArguments, GlueArguments),
-    "finetune_summarization": parts_of(ModelArguments, SummaryArguments, decoding=DecodingArguments),
-    "finetune_grammar_induction": parts_of(ModelArguments, InductionArguments),
-}

@@ -18,8 +18,8 @@ from hf_synlm.data.tokenizers import character_tokenizer
 from hf_synlm.data.treebank import TreebankSentence, count_tags, parse_treebank, read_treebank, to_ptb_concat
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, make_treebank
 from hf_synlm.evaluation.trees.parsing import CONVENTIONS
-from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_choice, check_minimum, parts_of
-from hf_synlm.training.tasks.sentence_files import BatchedFileArguments, Sentences, check_files
+from hf_synlm.training.arguments.base import ModelArguments, TrainingArguments, refuse
+from hf_synlm.training.arguments.sentences import BatchedFileArguments, Sentences, check_files
 
 TREE_TEST_LINES = 200  # that are read to tell trees from text
 
@@ -39,13 +39,16 @@ class TextDataArguments(BatchedFileArguments):
         "Preprocessing of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's "
         "corpus; 'words-only': drop leaves whose tag is punctuation, $ or #.",
     )
-    max_sentence_words: int | None = option(None, "Leave out sentences with more words, counted after preprocessing.")
+    max_sentence_words: int | None = option(
+        None, "Leave out sentences with more words, counted after preprocessing.", minimum=1
+    )
     tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
-    max_batch_tokens: int = option(5000, "With sentences: largest padded size of a micro batch.")
+    max_batch_tokens: int = option(5000, "With sentences: largest padded size of a micro batch.", minimum=1)
     test_batch_size: int | None = option(
         None,
         "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. If a stream is "
         "one row, every token is predicted from all tokens before it.",
+        minimum=1,
     )
 
     tokenizer_options = f"{BatchedFileArguments.tokenizer_options} file_format preprocessing max_sentence_words"
@@ -57,12 +60,11 @@ class TextDataArguments(BatchedFileArguments):
 
     def __post_init__(self):
         """Check the values."""
-        check_minimum(self, 1, "max_batch_tokens max_sentence_words test_batch_size")
         if self.tokenizer_type == "characters":
-            self._check_defaults("belongs to words, not to characters", "lowercase", "replace_numbers",
-                                 "tokenizer_vocab_size", "unknown_words")  # fmt: skip
+            names = "lowercase replace_numbers tokenizer_vocab_size unknown_words"
+            refuse(self, names, "which belongs to words, not to characters")
         if self.file_format == "text":
-            self._check_defaults("needs trees", "preprocessing")
+            refuse(self, "preprocessing", "which needs trees")
             if not self.train_files:
                 raise ValueError("train_files are not set. Pass files of text, one sentence per line.")
         super().__post_init__()
@@ -74,13 +76,6 @@ class TextDataArguments(BatchedFileArguments):
         if self.tokenizer_type == "characters":
             return character_tokenizer(map(" ".join, sentences), min_count=self.tokenizer_min_frequency)
         return super().make_tokenizer(sentences, end_token)
-
-    def _check_defaults(self, reason: str, *names: str) -> None:
-        """Raise ValueError for an argument that is not its default."""
-        for name in names:
-            value = getattr(self, name)
-            if value != type(self).__dataclass_fields__[name].default:
-                raise ValueError(f"{name} is {value!r}, which {reason}. Leave it out.")
 
     def describe(self, kind: str = "trees") -> str:
         """Sentences for the model card."""
@@ -95,7 +90,7 @@ class StreamDataArguments(TextDataArguments):
     batching: Literal["stream", "sentences"] = option(
         "stream", "'stream': segments of running text, each begun from the last state; 'sentences': each alone."
     )
-    bptt: int = option(70, "Usual length of a segment in tokens.")
+    bptt: int = option(70, "Usual length of a segment in tokens.", minimum=1)
     variable_bptt: bool = option(
         True, "Draw the length of each training segment around bptt (or half of it), and scale its learning rate."
     )
@@ -104,9 +99,8 @@ class StreamDataArguments(TextDataArguments):
 
     def __post_init__(self):
         """Check the values."""
-        check_minimum(self, 1, "bptt")
         if self.file_format == "text":
-            self._check_defaults("needs trees", "tree_supervision")
+            refuse(self, "tree_supervision", "which needs trees")
         super().__post_init__()
 
 
@@ -166,18 +160,18 @@ class ParsingArguments:
         None,
         "Leave out sentences with more words. Words are counted after preprocessing, and without punctuation unless it "
         "is kept. Default: max_sentence_words.",
+        minimum=1,
     )
     punctuation: Literal["remove", "ignore", "keep"] = option(
         "remove", "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
     )
-    parsing_convention: str = option("on-lstm", f"How spans are counted: {', '.join(CONVENTIONS)}.")
+    parsing_convention: str = option("on-lstm", "How spans are counted.", choices=list(CONVENTIONS))
     parse_options: str | None = option(
         None, "Options of `parse`, such as decoder=biased,layer=1; written like --config-overrides."
     )
     parse_sentences: int | None = option(
-        None, "Sentences parsed after every epoch, spread evenly; default: all; 0: none."
+        None, "Sentences parsed after every epoch, spread evenly; default: all; 0: none.", minimum=0
     )
-    parse_batch_size: int = option(32, "Sentences per process that are parsed together.")
     final_report: bool = option(
         False,
         "At the end, compare the saved model with and without hf_synlm, parse some of the final sentences and "
@@ -186,9 +180,6 @@ class ParsingArguments:
 
     def __post_init__(self):
         """Check the values."""
-        check_minimum(self, 1, "parse_batch_size parsing_max_words")
-        check_minimum(self, 0, "parse_sentences")
-        check_choice("parsing_convention", self.parsing_convention, CONVENTIONS)
         check_files(*self.parsing_files, *self.final_parsing_files)
 
     def complete(self, data: TextDataArguments) -> None:
@@ -233,25 +224,28 @@ class ScheduleArguments:
         5,
         "sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one of all epochs but "
         "the last N. N is this value (non-monotone trigger).",
+        minimum=1,
     )
-    averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.")
+    averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.", minimum=1)
     averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
-    finetuning_epoch: int = option(0, "After this epoch begin the averages anew, if averaging has begun; 0: never.")
-    plateau_patience: int = option(2, "adam-plateau: lower the rate after more epochs than this without a new best.")
+    finetuning_epoch: int = option(
+        0, "After this epoch begin the averages anew, if averaging has begun; 0: never.", minimum=0
+    )
+    plateau_patience: int = option(
+        2, "adam-plateau: lower the rate after more epochs than this without a new best.", minimum=0
+    )
     plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
 
     def __post_init__(self):
         """Check the values."""
-        check_minimum(self, 0, "finetuning_epoch plateau_patience")
-        check_minimum(self, 1, "non_monotone_interval averaging_epoch")
         if not 0 < self.plateau_factor < 1:
             raise ValueError(f"plateau_factor must be between 0 and 1 and is {self.plateau_factor}.")
         if self.averaging_learning_rate is not None and not 0 < self.averaging_learning_rate < math.inf:
             raise ValueError(
                 f"averaging_learning_rate must be positive and finite and is {self.averaging_learning_rate}."
             )
-        if self.finetuning_epoch and self.schedule == "adam-plateau":
-            raise ValueError("finetuning_epoch needs averaged weights. Leave it out or choose another schedule.")
+        if self.schedule == "adam-plateau":
+            refuse(self, "finetuning_epoch", "which needs averaged weights, not adam-plateau")
 
 
 @dataclass
@@ -259,33 +253,28 @@ class RecurrentTrainingArguments(TrainingArguments):
     """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
 
     per_device_train_batch_size: int = option(
-        8, "Rows of the stream per process; with sentences, the largest batch of a process."
+        8, "Rows of the stream per process; with sentences, the largest batch of a process.", minimum=1
     )
     per_device_eval_batch_size: int = option(
-        8, "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of a process."
+        8,
+        "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of a process.",
+        minimum=1,
     )
-    learning_rate: float = option(30.0, "Learning rate of the first phase.")
+    learning_rate: float = option(30.0, "Learning rate of the first phase.", minimum=0)
     adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
-    weight_decay: float = option(1.2e-6, "L2 penalty, added to the gradients of all parameters after the clipping.")
-    max_grad_norm: float = option(0.25, "Gradients are clipped to this norm; 0: they are not clipped.")
+    weight_decay: float = option(
+        1.2e-6, "L2 penalty, added to the gradients of all parameters after the clipping.", minimum=0
+    )
+    max_grad_norm: float = option(0.25, "Gradients are clipped to this norm; 0: they are not clipped.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option("constant", "Not used here: see schedule.")
     warmup_ratio: float = option(0.0, "Not used here: see schedule.")
-    gradient_checkpointing: bool = option(False, "Not for recurrent models.")
-    torch_compile: bool = option(False, "Not for recurrent models.")
 
     def __post_init__(self):
         """Check the values."""
         super().__post_init__()
-        for name, value in (("lr_scheduler_type", "constant"), ("warmup_ratio", 0), ("num_warmup_steps", None)):
-            if getattr(self, name) != value:
-                raise ValueError(f"{name} is {getattr(self, name)!r}, but the rate follows schedule. Leave {name} out.")
-        for name in ("gradient_checkpointing", "torch_compile"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is set, but these models have no layers to apply it to. Leave it out.")
-        if self.evaluation_steps:
-            raise ValueError(
-                f"evaluation_steps is {self.evaluation_steps}, but evaluations follow epochs here. Leave it out."
-            )
+        refuse(self, "lr_scheduler_type warmup_ratio num_warmup_steps", "but the rate follows schedule")
+        refuse(self, "gradient_checkpointing torch_compile", "but these models have no layers to apply it to")
+        refuse(self, "evaluation_steps", "but evaluations follow epochs here")
 
 
 @dataclass
@@ -312,11 +301,13 @@ class PCFGModelArguments(ModelArguments):
 class PCFGDataArguments(TextDataArguments):
     """Files of text or trees; the words become tokens. Sentences of one word are left out: no grammar has them."""
 
-    max_sentence_words: int | None = option(40, "Leave out sentences with more words, counted after preprocessing.")
+    max_sentence_words: int | None = option(
+        40, "Leave out sentences with more words, counted after preprocessing.", minimum=1
+    )
     tokenizer_vocab_size: int | None = option(
         10_000, "Largest number of token ids, special tokens and classes of unknown words included."
     )
-    batch_group_size: int = option(64, "Sentences of similar length from which the batches are drawn.")
+    batch_group_size: int = option(64, "Sentences of similar length from which the batches are drawn.", minimum=1)
 
     min_sentence_words = 2
 
@@ -325,19 +316,18 @@ class PCFGDataArguments(TextDataArguments):
 class PCFGParsingArguments(ParsingArguments):
     """Which trees are compared with the grammar's; spans are counted as in the papers of the grammars."""
 
-    parsing_convention: str = option("compound-pcfg", f"How spans are counted: {', '.join(CONVENTIONS)}.")
+    parsing_convention: str = option("compound-pcfg", "How spans are counted.", choices=list(CONVENTIONS))
 
 
 @dataclass
 class CurriculumArguments:
     """Short sentences first."""
 
-    curriculum_words: int = option(30, "Most words of a sentence in the first epoch; 0: no limit.")
-    curriculum_growth: int = option(1, "How many words this limit grows by in each epoch.")
+    curriculum_words: int = option(30, "Most words of a sentence in the first epoch; 0: no limit.", minimum=0)
+    curriculum_growth: int = option(1, "How many words this limit grows by in each epoch.", minimum=0)
 
     def __post_init__(self):
         """Check the values."""
-        check_minimum(self, 0, "curriculum_words curriculum_growth")
         if self.curriculum_words == 1:
             raise ValueError("curriculum_words is 1, but sentences have two words or more. Use 0 or at least 2.")
 
@@ -346,27 +336,14 @@ class CurriculumArguments:
 class PCFGTrainingArguments(TrainingArguments):
     """The arguments of all programs with the authors' defaults; epochs decide about evaluations here."""
 
-    per_device_train_batch_size: int = option(4, "Sentences per process and micro step.")
-    per_device_eval_batch_size: int = option(32, "Sentences per process in evaluation.")
-    num_train_epochs: int = option(10, "Passes through the data; 0: --max-train-steps decides.")
-    learning_rate: float = option(1e-3, "Adam: learning rate.")
+    per_device_train_batch_size: int = option(4, "Sentences per process and micro step.", minimum=1)
+    per_device_eval_batch_size: int = option(32, "Sentences per process in evaluation.", minimum=1)
+    num_train_epochs: int = option(10, "Passes through the data; 0: --max-train-steps decides.", minimum=0)
+    learning_rate: float = option(1e-3, "Adam: learning rate.", minimum=0)
     adam_beta1: float = option(0.75, "Adam: decay of the first moment.")
     adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
-    max_grad_norm: float = option(3.0, "Clip gradients to this norm; 0 disables.")
+    max_grad_norm: float = option(3.0, "Clip gradients to this norm; 0 disables.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
         "constant", "Decay after the warm-up: linear or cosine (both to 0), or constant."
     )
     warmup_ratio: float = option(0.0, "Warm-up as a share of all steps.")
-
-
-# Program -> its arguments, by the attribute of the recipe that holds them.
-COMMAND_LINES: dict[str, dict[str, type]] = {
-    "train_recurrent": parts_of(
-        RecurrentModelArguments, StreamDataArguments, RecurrentTrainingArguments,
-        parsing=ParsingArguments, schedule=ScheduleArguments,
-    ),
-    "train_pcfg": parts_of(
-        PCFGModelArguments, PCFGDataArguments, PCFGTrainingArguments,
-        parsing=PCFGParsingArguments, curriculum=CurriculumArguments,
-    ),
-}  # fmt: skip

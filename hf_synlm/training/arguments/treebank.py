@@ -14,9 +14,8 @@ from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
 from hf_synlm.hub.checkpoint import is_folder
-from hf_synlm.training.arguments.text import RecurrentTrainingArguments
-from hf_synlm.training.engine.arguments import ModelArguments, check_choice, check_minimum, parts_of, refuse_trees
-from hf_synlm.training.tasks.sentence_files import (
+from hf_synlm.training.arguments.base import ModelArguments, refuse
+from hf_synlm.training.arguments.sentences import (
     MIN_FREQUENCY,
     UNKNOWN_WORDS,
     VOCAB_SIZE,
@@ -24,35 +23,35 @@ from hf_synlm.training.tasks.sentence_files import (
     SentenceFileArguments,
     Sentences,
 )
+from hf_synlm.training.arguments.text import RecurrentTrainingArguments
 
 
 @dataclass
 class TreeDataArguments(BatchedFileArguments):
     """Treebank files, how words become tokens, and how sentences become batches."""
 
-    max_sentence_tokens: int = option(300, "Leave longer sentences out of training.")
+    max_sentence_tokens: int = option(300, "Leave longer sentences out of training.", minimum=1)
     tokenizer_type: Literal["words", "bpe", "unigram"] = option(
         "words", "Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
     )
     tokenizer_vocab_size: int = option(50000, VOCAB_SIZE)
-    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY)
+    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     tokenizer_byte_fallback: bool = option(
         False,
         "With 'bpe': spell characters that the sentences lack with 256 tokens for bytes. Then no word is unknown.",
     )
     unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
     max_batch_actions: int = option(
-        26000, "Largest padded size of a micro batch: sentences times actions of the longest derivation."
+        26000, "Largest padded size of a micro batch: sentences times actions of the longest derivation.", minimum=1
     )
     preprocessing_num_workers: int | None = option(None, "Processes that encode trees.")
 
     def __post_init__(self):
         """Check the values."""
-        if self.tokenizer_byte_fallback and self.tokenizer_type != "bpe":
-            raise ValueError(f"tokenizer_byte_fallback belongs to 'bpe', not to {self.tokenizer_type!r}: leave it out.")
-        if self.tokenizer_type != "words" and (self.lowercase or self.replace_numbers):
-            raise ValueError(f"lowercase and replace_numbers belong to words, not to {self.tokenizer_type!r}.")
-        check_minimum(self, 1, "max_sentence_tokens max_batch_actions")
+        if self.tokenizer_type != "bpe":
+            refuse(self, "tokenizer_byte_fallback", f"which belongs to 'bpe', not to {self.tokenizer_type!r}")
+        if self.tokenizer_type != "words":
+            refuse(self, "lowercase replace_numbers", f"which belongs to words, not to {self.tokenizer_type!r}")
         super().__post_init__()
 
     def make_tokenizer(self, sentences: Sentences, end_token: bool) -> PreTrainedTokenizerBase:
@@ -73,18 +72,20 @@ class EvaluationArguments:
     """What is measured on the way and at the end."""
 
     search_sentences: int = option(
-        0, "Validation sentences to parse in every evaluation but the first; 0 disables. RNNG only."
+        0, "Validation sentences to parse in every evaluation but the first; 0 disables. RNNG only.", minimum=0
     )
     final_search_sentences: int | None = option(
-        None, "Test sentences that the final model parses; default: all; 0 disables. RNNG only."
+        None, "Test sentences that the final model parses; default: all; 0 disables. RNNG only.", minimum=0
     )
-    search_batch_size: int = option(10, "Sentences per process in a search batch.")
-    num_beams: int | None = option(None, "Word beam: derivations kept after each word. Default: the model's.")
+    search_batch_size: int = option(10, "Sentences per process in a search batch.", minimum=1)
+    num_beams: int | None = option(
+        None, "Word beam: derivations kept after each word. Default: the model's.", minimum=1
+    )
     action_beam_size: int | None = option(
-        None, "Action beam: derivations kept after each action. Default: the model's."
+        None, "Action beam: derivations kept after each action. Default: the model's.", minimum=1
     )
     fast_track_size: int | None = option(
-        None, "Fast-track derivations, which reach the next word in any case. Default: the model's."
+        None, "Fast-track derivations, which reach the next word in any case. Default: the model's.", minimum=0
     )
     final_report: bool = option(
         False,
@@ -93,21 +94,10 @@ class EvaluationArguments:
     )
     report_punctuation: list[str] = option(
         ["ignore"],
-        "How the final report treats punctuation, one or more of: 'remove', 'ignore', 'keep' (for tags that are not "
-        "the Penn Treebank's). Each has its own baselines.",
+        "How the final report treats punctuation, one or more of these ('keep': for tags that are not the Penn "
+        "Treebank's). Each has its own baselines.",
+        choices=list(PUNCTUATION),
     )
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "num_beams action_beam_size search_batch_size")
-        check_minimum(self, 0, "search_sentences final_search_sentences fast_track_size")
-        for treatment in self.report_punctuation:
-            check_choice("report_punctuation", treatment, PUNCTUATION)
-
-    def refuse_trees(self, architecture: str) -> None:
-        """Refuse options of the search for a baseline, which has no trees."""
-        names = "search_sentences final_search_sentences num_beams action_beam_size fast_track_size final_report"
-        refuse_trees(self, architecture, names)
 
     def beam(self, config: Any) -> dict[str, int]:
         """Widths of the search; default: those of the model."""
@@ -129,17 +119,8 @@ class RNNGModelArguments(ModelArguments):
         "or 'gpt2', which has no preset.",
     )
 
-    def __post_init__(self):
-        """Check that a GPT-2 is trained from scratch."""
-        if self.architecture == "gpt2" and (self.model_name_or_path or self.model_preset):
-            raise ValueError(
-                "A gpt2 is trained from scratch. Leave --model-name-or-path and --model-preset out, and set its sizes "
-                "by --config-overrides."
-            )
-        super().__post_init__()
 
-
-LORA_OPTIONS = "lora_alpha lora_dropout lora_target_modules label_learning_rate bias_learning_rate".split()
+LORA_OPTIONS = "lora_alpha lora_target_modules"
 
 
 @dataclass
@@ -161,35 +142,20 @@ class TreeLMModelArguments(ModelArguments):
         None,
         "Train LoRA of this rank instead of all weights of the backbone; the table of the labels and their biases are "
         "trained in full. The model that is saved is an adapter of the backbone.",
+        minimum=1,
     )
-    lora_alpha: int | None = option(None, "Scale of LoRA; default: twice the rank.")
-    lora_dropout: float | None = option(None, "Dropout of LoRA; default: 0.")
+    lora_alpha: int | None = option(None, "Scale of LoRA; default: twice the rank.", minimum=1)
     lora_target_modules: list[str] | None = option(
         None, "Layers of the backbone that get LoRA, such as q_proj v_proj; default: all linear layers."
-    )
-    label_learning_rate: float | None = option(
-        None, "With LoRA, learning rate of the table of the labels; default: 8 times --learning-rate."
-    )
-    bias_learning_rate: float | None = option(
-        None, "With LoRA, learning rate of the biases of the labels; default: 40 times --learning-rate."
     )
 
     def __post_init__(self):
         """Check that options of LoRA stand beside a rank and a backbone, and that their values are possible."""
         super().__post_init__()
-        check_minimum(self, 1, "lora_r lora_alpha")
-        check_minimum(self, 0, "lora_dropout label_learning_rate bias_learning_rate")
         if self.lora_r is None:
-            given = {name: getattr(self, name) for name in LORA_OPTIONS if getattr(self, name) is not None}
-            for name, value in given.items():
-                raise ValueError(f"{name} is {value!r} without lora_r. Pass --lora-r, or leave it out.")
+            refuse(self, LORA_OPTIONS, "which needs --lora-r")
         elif self.backbone is None or self.model_name_or_path is not None:
             raise ValueError("lora_r needs the weights of a backbone. Pass --backbone, and no --model-name-or-path.")
-        for name in ("lora_dropout", "label_learning_rate", "bias_learning_rate"):
-            value = getattr(self, name)
-            if value is not None and (not math.isfinite(value) or (name == "lora_dropout" and value >= 1)):
-                rule = "below 1" if name == "lora_dropout" else "finite"
-                raise ValueError(f"{name} is {value} and must be {rule}.")
         if self.backbone_name is not None:
             if self.backbone is None or is_folder(self.backbone_name):
                 raise ValueError(f"backbone_name {self.backbone_name!r} is the name on the Hub of --backbone FOLDER.")
@@ -221,10 +187,12 @@ class VariationalArguments:
     objective: Literal["unsupervised", "supervised"] = option(
         "unsupervised", "'unsupervised': trees that the inference network draws; 'supervised': gold trees, binarized."
     )
-    num_samples: int = option(8, "Trees drawn for a sentence, in training and in evaluations.")
-    kl_epochs: int = option(2, "Epochs in which the weight of the KL divergence rises from 0 to 1.")
+    num_samples: int = option(8, "Trees drawn for a sentence, in training and in evaluations.", minimum=1)
+    kl_epochs: int = option(2, "Epochs in which the weight of the KL divergence rises from 0 to 1.", minimum=0)
     network_epochs: int = option(
-        2, "Epochs in which the inference network learns, too. (The authors' program stops one earlier than it says.)"
+        2,
+        "Epochs in which the inference network learns, too. (The authors' program stops one earlier than it says.)",
+        minimum=0,
     )
     action_learning_rate: float = option(0.1, "SGD: rate of the action head.")
     network_learning_rate: float = option(1e-4, "Adam: rate of the inference network.")
@@ -233,15 +201,14 @@ class VariationalArguments:
     decay_epoch: int = option(
         8,
         "After this epoch, wait for an epoch that brings no new best. From then on halve the rates every epoch.",
+        minimum=0,
     )
-    min_learning_rate: float = option(0.03, "Stop when --learning-rate has fallen below this.")
-    importance_samples: int = option(1000, "Trees per test sentence for the perplexity of the final model.")
+    min_learning_rate: float = option(0.03, "Stop when --learning-rate has fallen below this.", minimum=0)
+    importance_samples: int = option(1000, "Trees per test sentence for the perplexity of the final model.", minimum=1)
     importance_temperature: float = option(2.0, "Divides the network's scores. Above 1 these trees differ more.")
 
     def __post_init__(self):
         """Check the values."""
-        check_minimum(self, 1, "num_samples importance_samples")
-        check_minimum(self, 0, "kl_epochs network_epochs decay_epoch min_learning_rate")
         for name in "action_learning_rate network_learning_rate model_grad_norm network_grad_norm".split():
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive and is {getattr(self, name)}.")
@@ -251,10 +218,10 @@ class VariationalArguments:
 class URNNGTrainingArguments(RecurrentTrainingArguments):
     """The arguments of all programs; epochs decide about rates and evaluations here."""
 
-    per_device_train_batch_size: int = option(16, "Sentences per process and micro step.")
-    learning_rate: float = option(1.0, "SGD: rate of the model without the action head.")
-    weight_decay: float = option(0.0, "L2 penalty, added to the gradients after the clipping.")
-    max_grad_norm: float = option(0.0, "Not used here: see --model-grad-norm and --network-grad-norm.")
+    per_device_train_batch_size: int = option(16, "Sentences per process and micro step.", minimum=1)
+    learning_rate: float = option(1.0, "SGD: rate of the model without the action head.", minimum=0)
+    weight_decay: float = option(0.0, "L2 penalty, added to the gradients after the clipping.", minimum=0)
+    max_grad_norm: float = option(0.0, "Not used here: see --model-grad-norm and --network-grad-norm.", minimum=0)
 
 
 @dataclass
@@ -268,12 +235,13 @@ class SpanParserModelArguments(ModelArguments):
     encoder_name: str | None = option(
         None, "Hub name of the encoder, if --encoder is a folder. Other machines load it from there."
     )
-    lora_r: int = option(0, "Train LoRA of this rank, and save an adapter of the encoder; 0: train all its weights.")
+    lora_r: int = option(
+        0, "Train LoRA of this rank, and save an adapter of the encoder; 0: train all its weights.", minimum=0
+    )
 
     def __post_init__(self):
         """Check that there is an encoder to begin with."""
         super().__post_init__()
-        check_minimum(self, 0, "lora_r")
         if self.encoder is None or self.model_name_or_path is not None:
             raise ValueError("A span parser begins with an encoder. Pass --encoder, and no --model-name-or-path.")
 
@@ -285,13 +253,14 @@ class SpanDataArguments(BatchedFileArguments):
     train_weights: list[float] = option(
         [], "How often an epoch reads the sentences of each of --train-files, such as 3 1 0.35; default: once."
     )
-    max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.")
-    evaluation_sentences: int | None = option(None, "Sentences to read of each of --validation-files; default: all.")
+    max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.", minimum=1)
+    evaluation_sentences: int | None = option(
+        None, "Sentences to read of each of --validation-files; default: all.", minimum=1
+    )
 
     def __post_init__(self):
         """Check the values."""
         super().__post_init__()
-        check_minimum(self, 1, "max_batch_tokens evaluation_sentences")
         self.train_weights = self.train_weights or [1.0] * len(self.train_files)
         wrong = [weight for weight in self.train_weights if not 0 < weight < math.inf]
         if wrong or len(self.train_weights) != len(self.train_files):
@@ -310,18 +279,19 @@ class TreebankPCFGArguments(SentenceFileArguments):
 
     output_dir: str = option(MISSING, "Folder for the model.")
     overwrite_output_dir: bool = option(False, "Replace the model in the output folder.")
-    horizontal_order: int = option(1, "Horizontal order: how many siblings the label of a binarized part names.")
+    horizontal_order: int = option(
+        1, "Horizontal order: how many siblings the label of a binarized part names.", minimum=0
+    )
     parent_annotation: bool = option(True, "Add the label of the parent to each constituent's label.")
     lexicon_smoothing: float = option(
         1.0, "How many words to add to each preterminal, distributed as in its tag, and to each tag, as in the text."
     )
-    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY)
+    tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     unknown_words: UnknownRule = option("berkeley2", UNKNOWN_WORDS)
 
     def __post_init__(self):
         """Check the values."""
         super().__post_init__()
-        check_minimum(self, 0, "horizontal_order")
         if not 0 < self.lexicon_smoothing < math.inf:
             raise ValueError(f"lexicon_smoothing is {self.lexicon_smoothing}: it must be finite and above 0.")
         if Path(self.output_dir).exists() and not self.overwrite_output_dir:
@@ -332,16 +302,3 @@ class TreebankPCFGArguments(SentenceFileArguments):
         """Trees of two or more words."""
         files = getattr(self, f"{split}_files")
         return [tree for path in files for tree in read_treebank(path, **self.reading) if len(tree.words) > 1]
-
-
-# Program -> its arguments, by the attribute of the recipe that holds them.
-COMMAND_LINES: dict[str, dict[str, type]] = {
-    "train_rnng": parts_of(RNNGModelArguments, TreeDataArguments, evaluation=EvaluationArguments),
-    "train_tree_lm": parts_of(TreeLMModelArguments, TreeDataArguments, evaluation=EvaluationArguments),
-    "train_pushdown": parts_of(PushdownModelArguments, TreeDataArguments, evaluation=EvaluationArguments),
-    "train_urnng": parts_of(
-        URNNGModelArguments, TreeDataArguments, URNNGTrainingArguments, variational=VariationalArguments
-    ),
-    "train_span_parser": parts_of(SpanParserModelArguments, SpanDataArguments),
-    "train_treebank_pcfg": {"arguments": TreebankPCFGArguments},
-}

@@ -109,12 +109,13 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------- folders and files
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """The complete checkpoints of an output folder, oldest first."""
-    found = []
-    for folder in output_dir.glob("step_*"):
-        number = folder.name.removeprefix("step_")
-        if number.isdigit() and (folder / STATE_FILE).is_file():
-            found.append((int(number), folder))
-    return [folder for _, folder in sorted(found)]
+    folders = [folder for folder in output_dir.glob("step_*") if folder.name.removeprefix("step_").isdigit()]
+    return sorted((folder for folder in folders if (folder / STATE_FILE).is_file()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step of a checkpoint, by the name of its folder."""
+    return int(checkpoint.name.removeprefix("step_"))
 
 
 def find_checkpoint(output_dir: Path, name: str) -> Path | None:
@@ -132,7 +133,7 @@ def find_checkpoint(output_dir: Path, name: str) -> Path | None:
 def remove_later(output_dir: Path, step: int) -> None:
     """Delete checkpoints after `step`, which would count as newer than those that the resumed run writes."""
     for folder in list_checkpoints(output_dir):
-        if int(folder.name.removeprefix("step_")) > step:
+        if step_of(folder) > step:
             remove_folder(folder)
 
 
@@ -191,16 +192,16 @@ class BestModel:
     def prune(self, run: Run) -> None:
         """Delete weights that are no longer the best; every process calls."""
         if run.accelerator.is_main_process:
-            kept = self._folder(run, run.state.notes["best"]["step"]) if "best" in run.state.notes else None
+            file = self.weights(run)
             for folder in run.output_dir.glob("best_*"):
-                if folder != kept and not folder.name.endswith(PARTIAL_SUFFIX):
+                if folder != (file and file.parent) and not folder.name.endswith(PARTIAL_SUFFIX):
                     remove_folder(folder)
         run.accelerator.wait_for_everyone()
 
     def weights(self, run: Run) -> Path | None:
         """File of the best weights so far, if there are any."""
         best = run.state.notes.get("best")
-        return None if best is None else self._folder(run, best["step"]) / WEIGHTS_FILE
+        return None if best is None else run.output_dir / f"best_{best['step']}" / WEIGHTS_FILE
 
     def adopt(self, run: Run, checkpoint: Path) -> None:
         """Take over the best weights of the checkpoint that a run is resumed from; every process calls."""
@@ -217,17 +218,11 @@ class BestModel:
 
     def restore(self, run: Run) -> int:
         """Load the best weights into the model and return their step; every process calls."""
-        step = run.state.notes["best"]["step"]
-        file = self._folder(run, step) / WEIGHTS_FILE
-        load_weights(run.accelerator.unwrap_model(run.model), str(file))
-        return step
-
-    @staticmethod
-    def _folder(run: Run, step: int) -> Path:
-        return run.output_dir / f"best_{step}"
+        load_weights(run.accelerator.unwrap_model(run.model), str(self.weights(run)))
+        return run.state.notes["best"]["step"]
 
     def _write(self, run: Run) -> None:
-        folder = self._folder(run, run.state.notes["best"]["step"])
+        folder = run.output_dir / f"best_{run.state.notes['best']['step']}"
         if run.accelerator.is_main_process:
             with clear_errors(folder, "The best model"), folder_writer(folder) as partial:
                 save_weights(run.accelerator.unwrap_model(run.model), str(partial / WEIGHTS_FILE))

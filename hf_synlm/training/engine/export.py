@@ -17,7 +17,7 @@ from hf_synlm.hub.checkpoint import STATE_FILE
 from hf_synlm.hub.export import export_model
 from hf_synlm.hub.loading import load_tokenizer
 from hf_synlm.hub.upload import push_to_hub
-from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.checkpoints import WEIGHTS_FILE, clear_errors, load_weights
 from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE
 from hf_synlm.training.engine.run import Run, tokenizer_hash

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from accelerate.logging import get_logger
 
 from hf_synlm.data.files import PARTIAL_SUFFIX, lock_output, remove_folder, remove_partial, write_json
-from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.checkpoints import find_checkpoint, list_checkpoints
 
 logger = get_logger(__name__)

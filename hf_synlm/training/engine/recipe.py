@@ -17,12 +17,16 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.compiled_levels import LevelModule
-from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.evaluation.trees.gold_treebank import Treebank
+from hf_synlm.evaluation.trees.treebank_parsing import parse_words
+from hf_synlm.training.arguments.base import TrainingArguments
+from hf_synlm.training.arguments.command_lines import COMMAND_LINES
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.run import Run, make_optimizer
 from hf_synlm.training.engine.samplers import EpochEnds, EpochSampler, PaddedBatchSampler, StepSampler, make_loader
-from hf_synlm.training.engine.steps import is_due, model_loss
+from hf_synlm.training.engine.steps import is_due, map_rows, model_loss
+from hf_synlm.trees.spans import Span
 
 
 class Splits(NamedTuple):
@@ -36,14 +40,15 @@ class Splits(NamedTuple):
 class Recipe(ABC):
     """What a training program adds to `run_recipe`.
 
-    A new program must set `program` and `parts`, and write `load` (which sets `tokenizer`, `examples` and `collate`),
-    `fingerprints`, `evaluate` and `report`. The other methods have defaults: AdamW, shuffled batches, the model's own
-    loss, evaluation every `evaluation_steps` (or at the `ends` of epochs), and as the final model that with the lowest
-    `nats` in the losses of an evaluation.
+    A new program must set `program`, write `load` (which sets `tokenizer`, `examples` and `collate`), `fingerprints`
+    and `evaluate`, and stand in `COMMAND_LINES`. The other methods have defaults: AdamW, shuffled batches, the model's
+    own loss, evaluation every `evaluation_steps` (or at the `ends` of epochs), and as the final model that with the
+    lowest `nats` in the losses of an evaluation.
 
     Fields:
         program: name of the module; also of the run in the trackers.
         parts: dataclasses of the arguments, by the name of the attribute that holds them; `arguments` is last.
+        score: which loss of the evaluations the closing line shows.
         repeated: names of arguments, divided by spaces, that a resumed run must repeat.
         needs_whole: what FSDP does not allow, because it needs the whole model; empty: nothing.
         num_optimizers: float16 allows one only.
@@ -55,8 +60,9 @@ class Recipe(ABC):
 
     program: ClassVar[str]
     parts: ClassVar[Mapping[str, type]]
+    score: str = "nats_per_sentence"
     repeated: ClassVar[str] = ""
-    needs_whole: ClassVar[str] = ""
+    needs_whole: str = ""
     num_optimizers: ClassVar[int] = 1
     choice: str = "validation likelihood"
     text_style: str | None = None
@@ -67,6 +73,11 @@ class Recipe(ABC):
     tokenizer: PreTrainedTokenizerBase
     examples: Any
     collate: Callable[[list[Any]], dict[str, Any]]
+
+    def __init_subclass__(cls) -> None:
+        """Look up the arguments of a program."""
+        if "program" in vars(cls):
+            cls.parts = COMMAND_LINES[cls.program]
 
     def __init__(self, accelerator: Accelerator, *arguments: Any):
         self.accelerator = accelerator
@@ -83,6 +94,8 @@ class Recipe(ABC):
         """Complete the arguments; raise ValueError if they exclude each other. Nothing has been written yet."""
         if self.needs_whole and self.accelerator.distributed_type == DistributedType.FSDP:
             raise ValueError(f"FSDP shards the model, and {self.needs_whole} needs the whole model. Use DDP.")
+        if self.arguments.generation_steps and self.accelerator.distributed_type == DistributedType.FSDP:
+            raise ValueError("generation_steps does not work with the shards of FSDP. Set it to 0, or train with DDP.")
         if self.num_optimizers > 1 and self.accelerator.mixed_precision == "fp16":
             raise ValueError(
                 "mixed_precision fp16 scales gradients for one optimizer, but there are two. Use bf16 or no."
@@ -126,9 +139,13 @@ class Recipe(ABC):
 
     def sampler(self, consumed: int = 0) -> StepSampler | EpochSampler:
         """Training batches of this process that begin after what all processes have consumed; default: shuffled."""
-        rank, world_size = self.accelerator.process_index, self.accelerator.num_processes
         batch_size = self.arguments.per_device_train_batch_size
-        return StepSampler(len(self.examples), batch_size, self.arguments.seed, rank, world_size, consumed)
+        return StepSampler(len(self.examples), batch_size, self.arguments.seed, **self.share(consumed))
+
+    def share(self, consumed: int) -> dict[str, int]:
+        """Which batches are those of this process, for a sampler."""
+        processes = {"rank": self.accelerator.process_index, "world_size": self.accelerator.num_processes}
+        return {**processes, "consumed": consumed}
 
     def padded_sampler(
         self, lengths: np.ndarray, max_padded_length: int, consumed: int, kind: Any = PaddedBatchSampler
@@ -140,9 +157,7 @@ class Recipe(ABC):
             max_padded_length,
             self.data.batch_group_size,
             self.arguments.seed,
-            rank=self.accelerator.process_index,
-            world_size=self.accelerator.num_processes,
-            consumed=consumed,
+            **self.share(consumed),
         )
 
     def loader(self, run: Run) -> DataLoader:
@@ -199,11 +214,24 @@ class Recipe(ABC):
         """What is shown and noted of the mean losses of some steps."""
         return means
 
+    def parse(self, model: nn.Module, treebank: Treebank, batch_size: int = 32, **options: Any) -> list[list[Span]]:
+        """The best tree of each sentence, by the options of `parse`; the processes share the work and all must call."""
+        plain, words = self.accelerator.unwrap_model(model), treebank.words
+
+        def parse(rows: list[int]) -> list[list[Span]]:
+            return parse_words(plain, self.tokenizer, [words[row] for row in rows], batch_size=batch_size, **options)
+
+        return map_rows(self.accelerator, treebank.lengths, batch_size, parse, "parsing")
+
     # ------------------------------------------------------------------------------------------ after training
+    def base_model(self) -> str | None:
+        """Folder or Hub name of the model that the run begins with."""
+        return self.model_arguments.model_name_or_path
+
     def card_facts(self, run: Run) -> dict[str, Any]:
         """What the model card states about the run, such as "training_data" and "training_procedure"."""
         return {
-            **hub_facts(self.model_arguments.model_name_or_path),
+            **hub_facts(self.base_model()),
             "training_data": self.data.describe(),
             "training_procedure": self.procedure(run),
         }
@@ -225,22 +253,23 @@ class Recipe(ABC):
         """
         return {}
 
-    @abstractmethod
-    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
-        """Finish on the main process and return the closing line.
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:  # noqa: B027  # nothing by default
+        """Finish on the main process, without the others, such as by loading the saved model from `folder`.
 
-        This is for what other processes need not wait for, such as loading the saved model from `folder`. `run.model`
-        is not wrapped any more. `all_results.json` is written again if `results` change.
+        `run.model` is not wrapped any more. `all_results.json` is written again if `results` change. Default: nothing.
         """
+
+    def score_of(self, evaluation: dict[str, Any]) -> float:
+        """What `score` names, of an evaluation."""
+        return evaluation["losses"][self.score]
+
+    def improvement(self, results: dict[str, Any]) -> str:
+        """The closing line: how the `score` of the validation data changed."""
+        before, after = map(self.score_of, (results["evaluations"][0], kept_evaluation(results)))
+        return f"validation {self.score.replace('_', ' ')} {before:.5g} -> {after:.5g}"
 
 
 def kept_evaluation(results: dict[str, Any]) -> dict[str, Any]:
     """The evaluation of the final model in `all_results.json`."""
     step = results.get("best_step", results["step"])
     return next(item for item in results["evaluations"] if item["step"] == step)
-
-
-def improvement(results: dict[str, Any], name: str) -> str:
-    """Beginning of a closing line: how a loss of the validation text, such as "nats_per_sentence", fell."""
-    before, after = (found["losses"][name] for found in (results["evaluations"][0], kept_evaluation(results)))
-    return f"validation {name.replace('_', ' ')} {before:.2f} -> {after:.2f} (best at step {results['best_step']})"

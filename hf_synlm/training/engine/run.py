@@ -16,11 +16,19 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, ProjectConfiguration, parse_flag_from_env
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, get_scheduler
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    get_scheduler,
+)
 
 from hf_synlm.core.backbone_adapter import linear_layers
+from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.data.tokenizers import num_model_tokens
-from hf_synlm.training.engine.arguments import ModelArguments, TrainingArguments, check_overrides
+from hf_synlm.training.arguments.base import ModelArguments, TrainingArguments, check_overrides
 
 WAITING_TIME = timedelta(hours=2)
 
@@ -228,7 +236,36 @@ def new_or_pretrained(
     decided = {"vocab_size": len(tokenizer), **decided}
     overrides = check_overrides(model_class.config_class, arguments.config_overrides, decided)
     fields = {**(defaults or {}), **decided, **overrides}
-    return model_class(model_class.config_class.from_preset(str(arguments.model_preset), **fields))
+    return model_class(model_class.config_class.from_preset(arguments.model_preset or arguments.row.preset, **fields))
+
+
+def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) -> None:
+    """Raise ValueError if a text (`what`) of `length` tokens does not fit the positions of a model."""
+    limit = position_limit(config)
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"{what} is {length} tokens, {length - limit} more than the {limit} positions of the model. {remedy}"
+        )
+
+
+def make_baseline(
+    model_type: str, overrides: Any, tokenizer: PreTrainedTokenizerBase, context_length: int = 0
+) -> PreTrainedModel:
+    """Make an untrained causal language model of transformers, of a model type such as "gpt2"."""
+    try:
+        config_class = type(AutoConfig.for_model(model_type))
+    except ValueError as error:
+        raise ValueError(
+            f"architecture {model_type!r} is unknown. Choose a model type of transformers, such as gpt2."
+        ) from error
+    if tokenizer.bos_token_id is None:
+        raise ValueError("The tokenizer has no begin token, and every context begins with one. Set its bos_token.")
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
+    checked = check_overrides(config_class, overrides, ("vocab_size",))
+    config = config_class(vocab_size=len(tokenizer), **{**ids, **checked})
+    what, remedy = f"context_length {context_length} with the begin token", "Change it, or the sizes of the model."
+    check_length(config, context_length + 1, what, remedy)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def add_lora(model: Any, rank: int, name: str | None, layers: list[str] | None = None, **options: Any) -> None:

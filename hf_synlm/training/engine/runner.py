@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
+from accelerate.utils import set_seed
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from hf_synlm.data.files import release_outputs, write_json
 from hf_synlm.data.text import plural
 from hf_synlm.evaluation.results import describe_hardware, library_versions
-from hf_synlm.training.engine.arguments import TrainingArguments, list_configs, names_config, parse_arguments
+from hf_synlm.training.arguments.base import list_configs, names_config, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
 from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
 from hf_synlm.training.engine.loop import TrainingLoop, start_or_resume
@@ -91,7 +91,9 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
     *others, arguments = parsed
     recipe = recipe_type(accelerator, *parsed)
     recipe.check()
-    preflight(accelerator, arguments)
+    if accelerator.is_main_process:
+        check_repository(arguments)
+    accelerator.wait_for_everyone()
     checkpoint = take_output_folder(accelerator, arguments, *others)
     set_seed(arguments.seed)
     model = recipe.load()
@@ -127,22 +129,13 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
         write_json(run.output_dir / RESULTS_FILE, results)
     end_run(run)
     if accelerator.is_main_process:
-        closing_line = recipe.report(run, folder, results)
+        recipe.report(run, folder, results)
         write_json(run.output_dir / RESULTS_FILE, results)
         trained: Any = run.model
         parses = getattr(trained.config, "gives_trees", False) and trained.can_generate()
         command = f"synlm parse FILE --model {folder}" if parses else f"synlm info {folder}"
-        print(f"{closing_line}\nThe model is in {folder}. Next: {command}")
+        print(f"{recipe.improvement(results)}\nThe model is in {folder}. Next: {command}")
     push_final_model(run)
-
-
-def preflight(accelerator: Accelerator, arguments: TrainingArguments) -> None:
-    """Refuse a run that could not be finished, before anything is written or deleted; every process calls."""
-    if arguments.generation_steps and accelerator.distributed_type == DistributedType.FSDP:
-        raise ValueError("generation_steps does not work with the shards of FSDP. Set it to 0, or train with DDP.")
-    if accelerator.is_main_process:
-        check_repository(arguments)
-    accelerator.wait_for_everyone()
 
 
 def _start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.arguments.base import TrainingArguments
 
 
 def seed_micro_step(seed: int, micro_step: int, rank: int) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from accelerate import Accelerator
 
-from hf_synlm.training.engine.arguments import STEPS_BEFORE_PROFILE
+from hf_synlm.training.arguments.base import STEPS_BEFORE_PROFILE
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.steps import StepReport
 

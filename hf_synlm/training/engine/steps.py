@@ -13,8 +13,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -49,35 +50,24 @@ def to_shares(counts: Mapping[str, int], totals: Mapping[str, int]) -> dict[str,
 
 
 # ---------------------------------------------------------------------------------------------- signals
-class StopSignals:
+class StopSignals(ExitStack):
     """Notes the first SIGTERM or SIGINT inside a `with` block, so that the run can save before it ends.
 
     Schedulers send SIGTERM at the end of a job's time; Ctrl-C sends SIGINT. The training loop reads `received` between
     steps: the name of the signal, or `None`. A second signal acts as it does outside the block.
     """
 
-    def __init__(self) -> None:
-        self.received: str | None = None
-        self._before: dict[int, Any] = {}
+    received: str | None = None
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():  # signal.signal works there only
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self.callback(signal.signal, number, signal.signal(number, self._note))
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        self.close()  # the handlers from before act again
 
 
 # ---------------------------------------------------------------------------------------------- batches

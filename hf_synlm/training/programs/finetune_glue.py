@@ -33,15 +33,13 @@ from transformers import (
 )
 
 from hf_synlm.core.configuration_base import position_limit
-from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.text import plural
 from hf_synlm.data.tokenizers import add_classification_template
 from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, check_labels, glue_task, main_score, task_scores
-from hf_synlm.training.arguments.finetuning import COMMAND_LINES, GLUE_DATASET, GlueArguments, name_split
+from hf_synlm.training.arguments.finetuning import GLUE_DATASET, GlueArguments, name_split
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.runner import run_recipe
-from hf_synlm.training.engine.steps import map_rows, to_device
 from hf_synlm.training.tasks.example_tables import (
     ExampleDataset,
     check_columns,
@@ -50,7 +48,7 @@ from hf_synlm.training.tasks.example_tables import (
     encode_table,
     load_table,
 )
-from hf_synlm.training.tasks.finetuning import FineTuning, load_model, read_config, read_tokenizer, takes
+from hf_synlm.training.tasks.finetuning import FineTuning, takes
 from hf_synlm.trees.codecs import pad_rows
 
 LABEL = "label"
@@ -235,8 +233,9 @@ class GlueRecipe(FineTuning):
     """A classifier, or a regression, of one or two texts."""
 
     program = "finetune_glue"
-    parts = COMMAND_LINES[program]
     task = "text-classification"
+    auto_class = AutoModelForSequenceClassification
+    score = "score"
     data: GlueArguments
     held_out: dict[str, ExampleDataset]
 
@@ -271,8 +270,7 @@ class GlueRecipe(FineTuning):
         accelerator.print(f"training: {self.examples.describe()} ({left_out:,} left out as too long)")
         self.say_unknown_tokens()
         self.tokenizer.padding_side = "right"
-        self.width = data.max_length if data.pad_to_max_length else None
-        self.collate = TreeCollator(self.tokenizer, "max_length" if self.width else True, self.width)
+        self.collate = TreeCollator(self.tokenizer)
         if takes(model, "actions"):
             self.examples = self._with_trees(model, self.examples, "training")
             self.held_out = {name: self._with_trees(model, part, name) for name, part in self.held_out.items()}
@@ -284,20 +282,17 @@ class GlueRecipe(FineTuning):
         """The examples with `actions`, trees that the pretrained model finds; the processes share the rows."""
         model.to(self.accelerator.device)
 
-        def search(rows: list[int]) -> list[np.ndarray]:
-            batch = to_device(self.collate([examples[row] for row in rows]), self.accelerator.device)
+        def search(plain: Any, batch: dict[str, Any]) -> list[np.ndarray]:
             ids, mask = batch["input_ids"], batch["attention_mask"].bool()
-            return [row[row != 0] for row in model.best_trees(ids, mask, model.word_ends_of(ids)).cpu().numpy()]
+            return [row[row != 0] for row in plain.best_trees(ids, mask, plain.word_ends_of(ids)).cpu().numpy()]
 
-        batch_size = self.arguments.per_device_eval_batch_size
-        trees = map_rows(self.accelerator, examples.lengths, batch_size, search, f"searching trees, {name}")
+        trees = self.map_examples(model, examples, search, f"searching trees, {name}")
         return ExampleDataset(examples.table.with_format(None).add_column("actions", trees))
 
     def _load_classifier(self) -> PreTrainedModel:
-        task, arguments, weight = self.text_task, self.model_arguments, self.data.objective_weight
+        task, weight = self.text_task, self.data.objective_weight
         names = list(task.labels) or ["score"]
-        config = read_config(
-            arguments,
+        config = self.read_config(
             num_labels=task.num_labels,
             id2label=dict(enumerate(names)),
             label2id={name: index for index, name in enumerate(names)},
@@ -311,10 +306,10 @@ class GlueRecipe(FineTuning):
         positions = position_limit(config) or self.data.max_length
         self.data.max_length = min(self.data.max_length, positions)
         self.accelerator.print(f"inputs have at most {plural(self.data.max_length, 'token')}")
-        self.tokenizer = read_tokenizer(arguments, config, ["cls_token", "sep_token"])
+        model = self.load_pretrained(config, "cls_token", "sep_token")
         add_classification_template(self.tokenizer)
         self.tokenizer.model_max_length = self.data.max_length
-        return load_model(AutoModelForSequenceClassification, arguments, config, self.tokenizer)
+        return model
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """The classification loss comes first."""
@@ -324,15 +319,11 @@ class GlueRecipe(FineTuning):
         """Of all examples."""
         return self.examples.fingerprint(), [part.fingerprint() for part in self.held_out.values()]
 
-    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Examples and their padding."""
-        return {**super().settings(model), "width": self.width}
-
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Score the validation parts."""
         result: dict[str, Any] = {"step": step, "scores": {}, "classification_loss": {}}
         for part, examples in self.held_out.items():
-            logits = self._predict(model, examples)
+            logits = np.stack(self.map_examples(model, examples, _logits, "classifying"))
             labels = np.array([examples[row]["labels"] for row in range(len(examples))])
             if self.text_task.is_regression:
                 predictions = logits[:, 0]
@@ -340,31 +331,14 @@ class GlueRecipe(FineTuning):
             else:
                 predictions = logits.argmax(1)
                 loss = float(F.cross_entropy(torch.tensor(logits), torch.tensor(labels)))
-            result["scores"][part] = task_scores(self.text_task, predictions, labels)
+            scores = result["scores"][part] = task_scores(self.text_task, predictions, labels)
             result["classification_loss"][part] = loss
-            text = "  ".join(f"{name} {value:.4f}" for name, value in result["scores"][part].items())
-            self.accelerator.print(f"step {step}: {part}, {plural(len(labels), 'example')}: {text}  loss {loss:.4f}")
-        flat = {f"{part}/{k}": v for part, scores in result["scores"].items() for k, v in scores.items()}
-        self.accelerator.log({**flat, **{f"{k}/loss": v for k, v in result["classification_loss"].items()}}, step=step)
+            self.tell(step, part, f", {plural(len(labels), 'example')}", {**scores, "loss": loss}, ".4f")
         return result
 
-    @torch.no_grad()
-    def _predict(self, model: nn.Module, examples: ExampleDataset) -> np.ndarray:
-        """Outputs of the classifier [n, labels]; every process gets all of them."""
-        plain = self.accelerator.unwrap_model(model)
-
-        def logits(rows: list[int]) -> list[np.ndarray]:
-            batch = to_device(self.collate([examples[row] for row in rows]), self.accelerator.device)
-            batch.pop("labels")
-            return list(plain(**batch).logits.float().cpu().numpy())
-
-        batch_size = self.arguments.per_device_eval_batch_size
-        with evaluation_mode(plain):
-            return np.stack(map_rows(self.accelerator, examples.lengths, batch_size, logits, "classifying"))
-
-    def metric(self, evaluation: dict[str, Any]) -> float:
-        """Minus the mean of the main scores of all parts of `evaluation`."""
-        return -float(np.mean([main_score(self.text_task, scores) for scores in evaluation["scores"].values()]))
+    def score_of(self, evaluation: dict[str, Any]) -> float:
+        """The mean of the main scores of all parts."""
+        return float(np.mean([main_score(self.text_task, scores) for scores in evaluation["scores"].values()]))
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Scores of the best model under `eval_` names, as in transformers' own scripts."""
@@ -377,16 +351,15 @@ class GlueRecipe(FineTuning):
         evaluated = {f"eval_{name}": value for name, value in _flat_scores(best).items()}
         return {**super().final_results(run, step), "task": self.text_task.name, **evaluated}
 
-    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Write `evaluation.json`."""
-        before, best = results["evaluations"][0], kept_evaluation(results)
-        self.save_scores(run, f"glue/{self.text_task.name}", _flat_scores(best), results)
-        text = "; ".join(
-            f"{part} {name} {before['scores'][part][name]:.4f} -> {value:.4f}"
-            for part, scores in best["scores"].items()
-            for name, value in scores.items()
-        )
-        return f"{self.text_task.name}: {text} (best at step {best['step']})"
+        self.save_scores(run, f"glue/{self.text_task.name}", _flat_scores(kept_evaluation(results)), results)
+
+
+def _logits(model: Any, batch: dict[str, Any]) -> list[np.ndarray]:
+    """Outputs of a classifier for the rows of a batch."""
+    batch.pop("labels")
+    return list(model(**batch).logits.float().cpu().numpy())
 
 
 def _flat_scores(evaluation: dict[str, Any]) -> dict[str, float]:

@@ -16,26 +16,17 @@ from typing import Any
 
 from datasets import Dataset
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.text import plural
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_numbers, score_table, score_trees
 from hf_synlm.evaluation.trees.parsing import ParsingScores
-from hf_synlm.training.arguments.finetuning import COMMAND_LINES, InductionArguments
-from hf_synlm.training.engine.recipe import kept_evaluation
-from hf_synlm.training.engine.run import Run
+from hf_synlm.training.arguments.finetuning import InductionArguments
+from hf_synlm.training.engine.run import Run, check_length
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.tasks.example_tables import ExampleDataset
-from hf_synlm.training.tasks.finetuning import (
-    FineTuning,
-    check_length,
-    load_model,
-    mean_losses,
-    read_config,
-    read_tokenizer,
-)
-from hf_synlm.training.tasks.tree_evaluation import parse_together
+from hf_synlm.training.tasks.finetuning import FineTuning
 
 
 # ---------------------------------------------------------------------------------------------- examples
@@ -53,7 +44,7 @@ class InductionRecipe(FineTuning):
     """GPST on single sentences; the trees that it induces are scored."""
 
     program = "finetune_grammar_induction"
-    parts = COMMAND_LINES[program]
+    score = "sentence_f1"
     data: InductionArguments
     treebanks: dict[str, Treebank]
     held_out: ExampleDataset
@@ -80,15 +71,13 @@ class InductionRecipe(FineTuning):
 
     def _load_gpst(self) -> PreTrainedModel:
         """The pretrained GPST, with the ablations of `config_overrides`."""
-        arguments = self.model_arguments
-        config = read_config(arguments)
+        config = self.read_config()
         if config.model_type != "gpst":
             raise ValueError(
-                f"{arguments.model_name_or_path} is a {config.model_type}, and this program fine-tunes GPST. Use "
-                "train_recurrent.py to train and score the trees of ON-LSTM, PRPN and PaLM."
+                f"{self.model_arguments.model_name_or_path} is a {config.model_type}, and this program fine-tunes "
+                "GPST. Use train_recurrent.py to train and score the trees of ON-LSTM, PRPN and PaLM."
             )
-        self.tokenizer = read_tokenizer(arguments, config, [])
-        return load_model(AutoModelForCausalLM, arguments, config, self.tokenizer)
+        return self.load_pretrained(config)
 
     def fingerprints(self) -> tuple[str, str]:
         """Of the sentences."""
@@ -101,8 +90,7 @@ class InductionRecipe(FineTuning):
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure the objective on validation sentences, and F1 of induced trees."""
-        batch_size = self.arguments.per_device_eval_batch_size
-        losses = mean_losses(self.accelerator, model, self.held_out, self.collate, batch_size)
+        losses = self.mean_losses(model, self.held_out)
         scores = self._score(model, "validation", [self.data.selection_method])
         self.tell(step, "validation", f", {plural(len(self.held_out), 'sentence')}", losses, ".4f")
         self.accelerator.print(score_table(scores, self.treebanks["validation"]))
@@ -116,13 +104,13 @@ class InductionRecipe(FineTuning):
         treebank, scores = self.treebanks[part], {}
         size = self.arguments.per_device_eval_batch_size
         for label, options in map(self.data.method, methods):
-            trees = parse_together(self.accelerator, model, self.tokenizer, treebank, size, **options)
+            trees = self.parse(model, treebank, size, **options)
             scores[label] = score_trees(trees, treebank)
         return {**scores, **self.baselines[part]}
 
-    def metric(self, evaluation: dict[str, Any]) -> float:
-        """Minus the sentence F1 of `evaluation`."""
-        return -evaluation["trees"][self.data.method(self.data.selection_method)[0]]["sentence_f1"]
+    def score_of(self, evaluation: dict[str, Any]) -> float:
+        """The sentence F1 that chooses the model."""
+        return evaluation["trees"][self.data.method(self.data.selection_method)[0]]["sentence_f1"]
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Parse the test treebank and score all tree types."""
@@ -136,20 +124,12 @@ class InductionRecipe(FineTuning):
         }
         return {**super().final_results(run, step), "test": test}
 
-    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Write `evaluation.json`."""
-        before, best, trees = results["evaluations"][0], kept_evaluation(results), results["test"]["trees"]
         kinds = ("sentence_f1", "corpus_f1")
-        flat = {f"{kind} {name}": numbers[kind] for name, numbers in trees.items() for kind in kinds}
+        trees = results["test"]["trees"].items()
+        flat = {f"{kind} {name}": numbers[kind] for name, numbers in trees for kind in kinds}
         self.save_scores(run, "grammar_induction", flat, results)
-        label = self.data.method(self.data.selection_method)[0]
-        labels = [self.data.method(name)[0] for name in self.data.methods]
-        found = "; ".join(f"{name} {trees[name]['sentence_f1']:.2f}" for name in labels)
-        return (
-            f"validation sentence F1 ({label}) {before['trees'][label]['sentence_f1']:.2f} -> "
-            f"{best['trees'][label]['sentence_f1']:.2f} (best at step {best['step']}); test sentence F1: {found}; "
-            f"right branching {trees['right']['sentence_f1']:.2f}"
-        )
 
 
 main = partial(run_recipe, InductionRecipe)

@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import LABEL_PADDING, collate_contexts
@@ -31,14 +31,12 @@ from hf_synlm.data.files import flag_of, write_text
 from hf_synlm.data.text import plural, split_sentences
 from hf_synlm.evaluation.suites.rouge import rouge_scores
 from hf_synlm.training.arguments.finetuning import (
-    COMMAND_LINES,
     SUMMARY_COLUMNS,
     TEXT_COLUMNS,
     DecodingArguments,
     SummaryArguments,
 )
-from hf_synlm.training.engine.recipe import kept_evaluation
-from hf_synlm.training.engine.run import Run
+from hf_synlm.training.engine.run import Run, check_length
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import seed_micro_step
 from hf_synlm.training.engine.steps import map_rows, to_device
@@ -50,15 +48,7 @@ from hf_synlm.training.tasks.example_tables import (
     encode_table,
     load_table,
 )
-from hf_synlm.training.tasks.finetuning import (
-    FineTuning,
-    check_length,
-    load_model,
-    mean_losses,
-    read_config,
-    read_tokenizer,
-    takes,
-)
+from hf_synlm.training.tasks.finetuning import FineTuning, takes
 from hf_synlm.trees.codecs import pad_inputs
 
 
@@ -101,13 +91,10 @@ class ContextLayout:
     tokenizer puts before every text, `end_id` follows the summary, limits are in tokens.
     """
 
+    data: SummaryArguments
     by_sentences: bool
     begin_ids: tuple[int, ...]
     end_id: int | None
-    max_source: int
-    max_target: int
-    prompt: str
-    language: str
 
     def encode(self, batch: dict[str, list], tokenizer: PreTrainedTokenizerBase) -> dict[str, list]:
         """Encode columns `text` and `references`, of which the first is the summary.
@@ -117,12 +104,13 @@ class ContextLayout:
         gap = "" if self.by_sentences else " "
         summaries = [gap + " ".join(references[0].split()) for references in batch["references"]]
         targets = _token_ids(tokenizer, summaries)
-        (prompt,) = _token_ids(tokenizer, [gap + self.prompt])
+        (prompt,) = _token_ids(tokenizer, [gap + self.data.prompt])
         table: dict[str, list] = {"input_ids": [], "sentence_lengths": [], "prompt_length": []}
         for text, target in zip(batch["text"], targets, strict=True):
             source = self._cut(_token_ids(tokenizer, self.segments(text)))
             source = [[*self.begin_ids, *source[0]], *source[1:]] if source else [list(self.begin_ids)]
-            segments = [*source, prompt, target[: self.max_target], [] if self.end_id is None else [self.end_id]]
+            end = [] if self.end_id is None else [self.end_id]
+            segments = [*source, prompt, target[: self.data.max_target_length], end]
             segments = [segment for segment in segments if segment]
             table["input_ids"].append([token for segment in segments for token in segment])
             table["sentence_lengths"].append([len(segment) for segment in segments])
@@ -133,11 +121,12 @@ class ContextLayout:
         """Parts of a document that are encoded one by one."""
         if not self.by_sentences:
             return [text.strip()]
-        return [sentence for line in text.splitlines() for sentence in split_sentences(line, language=self.language)]
+        language = self.data.language
+        return [sentence for line in text.splitlines() for sentence in split_sentences(line, language=language)]
 
     def _cut(self, segments: Iterable[list[int]]) -> list[list[int]]:
         """The first `max_source` tokens; the last segment may be cut."""
-        kept, room = [], self.max_source
+        kept, room = [], self.data.max_source_length
         for segment in segments:
             if room and segment:
                 kept.append(segment[:room])
@@ -146,8 +135,9 @@ class ContextLayout:
 
     def longest(self, tokenizer: PreTrainedTokenizerBase) -> int:
         """Largest number of tokens of a context."""
-        (prompt,) = _token_ids(tokenizer, [self.prompt])
-        return self.max_source + self.max_target + len(prompt) + len(self.begin_ids) + 2
+        (prompt,) = _token_ids(tokenizer, [self.data.prompt])
+        longest = self.data.max_source_length + self.data.max_target_length
+        return longest + len(prompt) + len(self.begin_ids) + 2
 
 
 def _token_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
@@ -163,13 +153,10 @@ def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTr
     (plain,) = _token_ids(tokenizer, ["a"])
     marked = tokenizer("a")["input_ids"]
     layout = ContextLayout(
+        data,
         by_sentences=takes(model, "sentence_ids"),
         begin_ids=tuple(marked[: marked.index(plain[0])]) if plain[0] in marked else (),
         end_id=tokenizer.eos_token_id if data.end_token else None,
-        max_source=data.max_source_length,
-        max_target=data.max_target_length,
-        prompt=data.prompt,
-        language=data.language,
     )
     remedy = "Lower --max-source-length or --max-target-length."
     check_length(model.config, layout.longest(tokenizer), "A document with its summary", remedy)
@@ -214,17 +201,11 @@ def _sentence_ids(lengths: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(1, len(lengths) + 1), lengths)
 
 
-def rouge_line(scores: dict[str, float]) -> str:
-    """The `scores` for a terminal."""
-    return "  ".join(f"{name} {value:.2f}" for name, value in scores.items())
-
-
 # ---------------------------------------------------------------------------------------------- the run
 class SummarizationRecipe(FineTuning):
     """A language model of documents that end with their summaries."""
 
     program = "finetune_summarization"
-    parts = COMMAND_LINES[program]
     data: SummaryArguments
     decoding: DecodingArguments
     collate: ContextCollator
@@ -260,7 +241,7 @@ class SummarizationRecipe(FineTuning):
         end_id = self.tokenizer.eos_token_id if data.end_token else None
         self.options = {"max_new_tokens": length, "eos_token_id": end_id, **self.decoding.options(model.config)}
         length = self.options["max_new_tokens"]
-        longest = layout.longest(self.tokenizer) - layout.max_target + length
+        longest = layout.longest(self.tokenizer) - data.max_target_length + length
         what = f"A document with a summary of max_new_tokens {length}"
         check_length(model.config, longest, what, "Lower --max-source-length or --max-new-tokens.")
         # A wrong option fails here, before training.
@@ -268,16 +249,14 @@ class SummarizationRecipe(FineTuning):
         return model
 
     def _load_language_model(self) -> PreTrainedModel:
-        arguments = self.model_arguments
-        config = read_config(arguments)
+        config = self.read_config()
         if config.model_type == "rnng":
             raise ValueError("RNNG learns from trees, and documents have none. Choose another architecture.")
         if config.is_encoder_decoder:
             raise ValueError(f"{config.model_type} has a separate encoder. Choose a causal language model.")
         if config.model_type == "gpst" and self.data.end_token:
-            config = read_config(arguments, document_end_token=True)
-        self.tokenizer = read_tokenizer(arguments, config, [])
-        return load_model(AutoModelForCausalLM, arguments, config, self.tokenizer)
+            config = self.read_config(document_end_token=True)
+        return self.load_pretrained(config)
 
     @torch.no_grad()
     def _summarize(self, model: nn.Module, part: str, count: int, **changes: Any) -> list[str]:
@@ -311,22 +290,18 @@ class SummarizationRecipe(FineTuning):
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure the loss on validation examples, and ROUGE of some summaries."""
         examples = self.held_out["validation"]
-        batch_size = self.arguments.per_device_eval_batch_size
-        losses = mean_losses(self.accelerator, model, examples, self.collate, batch_size)
-        result: dict[str, Any] = {"step": step, "losses": losses}
-        text = "  ".join(f"{name} {value:.4f}" for name, value in losses.items())
+        losses, rouge = self.mean_losses(model, examples), {}
         # The model of step 0 has seen no summaries.
         count = min(self.decoding.num_validation_summaries, len(examples)) if step else 0
         if count:
-            summaries, references = self._summarize(model, "validation", count), self.references["validation"][:count]
-            result["rouge"] = rouge_scores(
-                summaries, references, use_stemmer=self.decoding.use_stemmer, language=self.data.language
-            )
-            text += "  " + rouge_line(result["rouge"])
-        self.accelerator.print(f"step {step}: validation, {plural(len(examples), 'example')}: {text}")
-        flat = {f"validation/{name}": value for name, value in {**losses, **result.get("rouge", {})}.items()}
-        self.accelerator.log(flat, step=step)
-        return result
+            rouge = self._rouge(self._summarize(model, "validation", count), "validation")
+        self.tell(step, "validation", f", {plural(len(examples), 'example')}", {**losses, **rouge}, ".4f")
+        return {"step": step, "losses": losses, **({"rouge": rouge} if count else {})}
+
+    def _rouge(self, summaries: list[str], part: str) -> dict[str, float]:
+        """ROUGE of the summaries of the first documents of a part."""
+        references, stem = self.references[part][: len(summaries)], self.decoding.use_stemmer
+        return rouge_scores(summaries, references, use_stemmer=stem, language=self.data.language)
 
     def metric(self, evaluation: dict[str, Any]) -> float:
         """Minus the mean ROUGE of `evaluation`, or its loss."""
@@ -345,20 +320,14 @@ class SummarizationRecipe(FineTuning):
         ]
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         write_text(run.output_dir / "summaries.jsonl", lines)
-        stem = self.decoding.use_stemmer
-        scores = rouge_scores(summaries, references, use_stemmer=stem, language=self.data.language)
+        scores, stem = self._rouge(summaries, "test"), self.decoding.use_stemmer
+        self.tell(step, "test", f", ROUGE of {len(rows):,} summaries", scores, ".2f")
         test = {"rouge": scores, "num_summaries": len(rows), "options": self.options, "use_stemmer": stem}
         return {**results, "test": test}
 
-    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Write `evaluation.json`."""
-        before, best, test = results["evaluations"][0], kept_evaluation(results), results["test"]
-        self.save_scores(run, "summarization", test["rouge"], results)
-        tokens = "the tokens of rouge-score" if self.data.language == "en" else "words of all scripts"
-        return (
-            f"validation loss {before['losses']['loss']:.4f} -> {best['losses']['loss']:.4f} (best at step "
-            f"{best['step']}); {test['num_summaries']} summaries, ROUGE over {tokens}: {rouge_line(test['rouge'])}"
-        )
+        self.save_scores(run, "summarization", results["test"]["rouge"], results)
 
 
 main = partial(run_recipe, SummarizationRecipe)

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, set_seed
+from accelerate.utils import set_seed
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM
-from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.contexts import ContextDataset
@@ -30,7 +28,6 @@ from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.gold_treebank import (
-    PUNCTUATION,
     Treebank,
     load_treebank,
     score_baselines,
@@ -38,19 +35,16 @@ from hf_synlm.evaluation.trees.gold_treebank import (
     score_table,
     score_trees,
 )
-from hf_synlm.training.architectures import ARCHITECTURES
-from hf_synlm.training.arguments.contexts import COMMAND_LINES, DataArguments, EvaluationArguments, GPSTModelArguments
-from hf_synlm.training.engine.arguments import check_overrides
+from hf_synlm.training.arguments.contexts import DataArguments, EvaluationArguments, GPSTModelArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.final_report import REPORT_REMEDY, report_saved_model
 from hf_synlm.training.engine.recipe import kept_evaluation
-from hf_synlm.training.engine.run import Run, load_pretrained
+from hf_synlm.training.engine.run import Run, check_length, make_baseline, new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.steps import model_loss, to_device, to_shares
 from hf_synlm.training.programs.prepare_text import PreparedText, prepare
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
-from hf_synlm.training.tasks.tree_evaluation import parse_together
 
 LARGE_TEXT = 100_000_000  # bytes, from which gpst-small is worth its time on a GPU
 Collate = Callable[[list[Any]], dict[str, Any]]
@@ -70,59 +64,22 @@ USES = {
 
 
 # ---------------------------------------------------------------------------------------------- model
-def make_config(arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int) -> GPSTConfig:
-    """Configuration of an untrained model: preset, overrides, special tokens and size of the tokenizer."""
-    overrides = check_overrides(GPSTConfig, arguments.config_overrides)
-    config = GPSTConfig.from_preset(
-        arguments.model_preset or ARCHITECTURES["pretrain_gpst"]["gpst"].preset,
-        **{**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token, **overrides},
-    )
-    if context_length > config.max_position_embeddings:
-        raise ValueError(
-            f"context_length is {context_length} and max_position_embeddings only {config.max_position_embeddings}. "
-            "Change one of the two."
-        )
-    return config
-
-
 def make_model(
     arguments: GPSTModelArguments, tokenizer: PreTrainedTokenizerBase, context_length: int
 ) -> PreTrainedModel:
     """Make an untrained model for contexts of up to `context_length` tokens, or load the one to continue from."""
-    if arguments.is_baseline:
+    if arguments.row.is_baseline:
         return make_baseline(arguments.architecture, arguments.config_overrides, tokenizer, context_length)
-    if arguments.model_name_or_path is None:
-        return GPSTForCausalLM(make_config(arguments, tokenizer, context_length))
-    model = load_pretrained(GPSTForCausalLM, arguments.model_name_or_path, arguments.config_overrides, tokenizer)
-    if arguments.document_end_token != model.config.document_end_token:
+    defaults = {**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token}
+    model = new_or_pretrained(arguments, tokenizer, {}, defaults)
+    remedy = "Change it, or the sizes of the model."
+    check_length(model.config, context_length, f"context_length {context_length}", remedy)
+    if arguments.model_name_or_path and arguments.document_end_token != model.config.document_end_token:
         raise ValueError(
             f"document_end_token is {arguments.document_end_token}, and {model.config.document_end_token} in the model "
             "of model_name_or_path. Give the model's value."
         )
     return model
-
-
-def make_baseline(
-    model_type: str, overrides: Any, tokenizer: PreTrainedTokenizerBase, context_length: int
-) -> PreTrainedModel:
-    """Make an untrained causal language model of transformers, of a model type such as "gpt2"."""
-    try:
-        config_class = type(AutoConfig.for_model(model_type))
-    except ValueError as error:
-        raise ValueError(
-            f"architecture {model_type!r} is unknown. Choose gpst, or a model type of transformers such as gpt2."
-        ) from error
-    if tokenizer.bos_token_id is None:
-        raise ValueError("The tokenizer has no begin token, and every context begins with one. Set its bos_token.")
-    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
-    config = config_class(vocab_size=len(tokenizer), **{**ids, **check_overrides(config_class, overrides)})
-    limit = position_limit(config)
-    if limit is not None and context_length >= limit:
-        raise ValueError(
-            f"context_length {context_length} and the begin token need {context_length + 1} positions, and the "
-            f"{model_type} has {limit}. Change one of the two."
-        )
-    return AutoModelForCausalLM.from_config(config)
 
 
 def collate_plain(rows: Sequence[Any], pad_token_id: int, begin_token_id: int) -> dict[str, Tensor]:
@@ -197,8 +154,8 @@ class GPSTRecipe(GPSTTraining):
     """Pretrain GPST on contexts of raw text; treebanks are read for evaluation only."""
 
     program = "pretrain_gpst"
-    parts = COMMAND_LINES[program]
     repeated = "parser_learning_rate load_best_model_at_end"
+    score = "loss"
     model_arguments: GPSTModelArguments
     data: DataArguments
     evaluation: EvaluationArguments
@@ -211,7 +168,7 @@ class GPSTRecipe(GPSTTraining):
     def default_config(cls, device: str, *arguments: Any) -> str | None:
         """A small model, except on a GPU for a large text or a data set."""
         model, data, *_ = arguments
-        if model.is_baseline or model.model_preset or model.config_overrides or model.model_name_or_path:
+        if model.row.is_baseline or model.model_preset or model.config_overrides or model.model_name_or_path:
             return None
         size = sum(Path(path).stat().st_size for path in (*data.train_files, *data.train_trees))
         return None if device != "cpu" and (size >= LARGE_TEXT or not size) else "gpst_own_text"
@@ -220,20 +177,13 @@ class GPSTRecipe(GPSTTraining):
         """Settle the treebanks, and refuse what the shards of FSDP do not allow."""
         evaluation = self.evaluation
         evaluation.complete(self.data)
-        if self.model_arguments.is_baseline:  # it has no trees
+        if self.model_arguments.row.is_baseline:  # it has no trees
             evaluation.validation_trees = evaluation.test_trees = None
-        if self.accelerator.distributed_type != DistributedType.FSDP:
-            return
         if self.best_model() is not None:
-            raise ValueError(
-                "load_best_model_at_end and early_stopping_patience do not work with the shards of FSDP. Leave them "
-                "out, or use DDP."
-            )
-        if evaluation.validation_trees is not None:
-            raise ValueError(
-                "Trees cannot be evaluated on the shards of FSDP. Pass --validation-trees none and evaluate the "
-                "saved model, or train with DDP."
-            )
+            self.needs_whole = "load_best_model_at_end or early_stopping_patience"
+        elif evaluation.validation_trees is not None:
+            self.needs_whole = "the evaluation of --validation-trees ('none': none)"
+        super().check()
 
     def load(self) -> PreTrainedModel:
         """Prepare the text and its contexts, read the treebanks, make or load the model."""
@@ -258,7 +208,7 @@ class GPSTRecipe(GPSTTraining):
             load_contexts(data, corpus, end_id) for corpus in (self.text.train, self.text.validation)
         )
         self.collate = partial(collate_contexts, pad_token_id=tokenizer.pad_token_id)
-        if self.model_arguments.is_baseline:
+        if self.model_arguments.row.is_baseline:
             ids = {"pad_token_id": tokenizer.pad_token_id, "begin_token_id": tokenizer.bos_token_id}
             self.collate = partial(collate_plain, **ids)
         self.accelerator.print(self.text.describe())
@@ -292,7 +242,7 @@ class GPSTRecipe(GPSTTraining):
         self.tell(step, "validation", " text", losses, ".4f")
         if self.treebank is not None:
             methods = self.evaluation.methods().items()
-            trees = {k: parse_together(self.accelerator, model, self.tokenizer, self.treebank, **x) for k, x in methods}
+            trees = {k: self.parse(model, self.treebank, **x) for k, x in methods}
             scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()} | self.baselines
             self.accelerator.print(score_table(scores, self.treebank))
             result["trees"] = score_numbers(scores)
@@ -320,29 +270,19 @@ class GPSTRecipe(GPSTTraining):
         """Number of contexts; treebanks are parsed in `report`."""
         return {"contexts": run.state.consumed}
 
-    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+    def improvement(self, results: dict[str, Any]) -> str:
+        """The closing line, with the perplexity of the validation text or how to get it."""
+        losses, folder = kept_evaluation(results)["losses"], Path(self.arguments.output_dir) / "model"
+        if "perplexity" in losses:
+            return f"{super().improvement(results)}; perplexity of a token {losses['perplexity']:.2f}"
+        return f"{super().improvement(results)} (its perplexity: synlm evaluate perplexity FILE --model {folder})"
+
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Parse test trees with the saved model."""
-        kept = kept_evaluation(results)
-        line = f"validation loss {results['evaluations'][0]['losses']['loss']:.4f} -> {kept['losses']['loss']:.4f}"
-        if "perplexity" in kept["losses"]:
-            line += f"; perplexity of a token {kept['losses']['perplexity']:.2f}"
-        else:
-            line += f" (its perplexity: synlm evaluate perplexity FILE --model {folder})"
         if self.report_treebanks:
             methods = self.evaluation.methods()
-            report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, "gpst", None)
-            results["test"] = report
-            for name, found in report["trees"].items():
-                f1 = found["sentence_and_corpus_f1"]
-                numbers = ", ".join(f"{kind} {f1[kind]['sentence_f1']:.2f}" for kind in (*methods, "right"))
-                line += f"; test sentence F1, {PUNCTUATION[name]}: {numbers}"
-        elif "trees" in kept:
-            f1 = kept["trees"]
-            line += (
-                f"; validation sentence F1 {f1['induced (inside)']['sentence_f1']:.2f}, "
-                f"right branching {f1['right']['sentence_f1']:.2f}"
-            )
-        return line
+            banks, seed = self.report_treebanks, self.arguments.seed
+            results["test"] = report_saved_model(folder, banks, methods, seed, "gpst", None)
 
 
 main = partial(run_recipe, GPSTRecipe)

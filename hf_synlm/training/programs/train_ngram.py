@@ -20,8 +20,8 @@ from torch import Tensor
 
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.evaluation.text.ngram import NGramForCausalLM
+from hf_synlm.training.arguments.base import parse_arguments
 from hf_synlm.training.arguments.contexts import NGramArguments
-from hf_synlm.training.engine.arguments import parse_arguments
 from hf_synlm.training.engine.runner import tells_errors
 from hf_synlm.training.programs.prepare_text import prepare
 

@@ -16,12 +16,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from hf_synlm.core.losses import share_of
-from hf_synlm.data.streams import collate_framed
-from hf_synlm.training.arguments.text import COMMAND_LINES, CurriculumArguments, PCFGDataArguments
+from hf_synlm.training.arguments.base import refuse
+from hf_synlm.training.arguments.text import CurriculumArguments, PCFGDataArguments
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import model_loss
-from hf_synlm.training.tasks.stream_batches import SentenceDataset
 from hf_synlm.training.tasks.text_recipe import TextRecipe
 
 
@@ -46,7 +45,6 @@ class PCFGRecipe(TextRecipe):
     """Train a PCFG on words; keep the best validation likelihood."""
 
     program = "train_pcfg"
-    parts = COMMAND_LINES[program]
     repeated = "max_batch_tokens batch_group_size curriculum_words curriculum_growth"
     data: PCFGDataArguments
     curriculum: CurriculumArguments
@@ -54,14 +52,7 @@ class PCFGRecipe(TextRecipe):
     def check(self) -> None:
         """Complete the arguments about trees; refuse characters."""
         super().check()
-        if self.data.tokenizer_type != "words":
-            raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but a PCFG reads words. Leave it out.")
-
-    def set_examples(self) -> None:
-        """Sentences between boundaries."""
-        train = self.streams.train
-        self.examples = SentenceDataset(train)
-        self.collate = partial(collate_framed, train, pad_token_id=self.tokenizer.pad_token_id)
+        refuse(self.data, "tokenizer_type", "but a PCFG reads words")
 
     def sampler(self, consumed: int = 0) -> PaddedBatchSampler:
         """Sentences of similar length, short ones first."""

@@ -10,7 +10,7 @@ in Transformer Language Models" (EMNLP 2023).
 
 from functools import partial
 
-from hf_synlm.training.arguments.treebank import COMMAND_LINES
+from hf_synlm.training.arguments.base import refuse
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
 
@@ -19,15 +19,13 @@ class PushdownRecipe(GrammarRecipe):
     """Train Pushdown Layers on gold trees by teacher forcing; keep the best validation likelihood."""
 
     program = "train_pushdown"
-    parts = COMMAND_LINES[program]
     special_tokens = ("eos_token",)
 
     def check(self) -> None:
         """Refuse beams of actions, too."""
         super().check()
-        for name in ("action_beam_size", "fast_track_size"):
-            if getattr(self.evaluation, name) is not None:
-                raise ValueError(f"{name} is a beam of RNNG; Pushdown Layers have num_beams alone. Leave it out.")
+        reason = "a beam of RNNG; Pushdown Layers have num_beams alone"
+        refuse(self.evaluation, "action_beam_size fast_track_size", reason)
 
 
 main = partial(run_recipe, PushdownRecipe)

@@ -11,25 +11,16 @@ is the one with the best validation likelihood. Papers: Shen et al. (ICLR 2019),
 
 from dataclasses import asdict
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.training.arguments.text import (
-    COMMAND_LINES,
-    ScheduleArguments,
-    StreamDataArguments,
-)
+from hf_synlm.training.arguments.text import ScheduleArguments, StreamDataArguments
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import EpochSampler
-from hf_synlm.training.tasks.stream_batches import (
-    FramedCollator,
-    SegmentDataset,
-    SegmentSampler,
-    SentenceDataset,
-    first_item,
-)
+from hf_synlm.training.tasks.stream_batches import SegmentDataset, SegmentSampler
 from hf_synlm.training.tasks.stream_schedule import (
     EpochControl,
     PhasedOptimizer,
@@ -64,7 +55,6 @@ class RecurrentRecipe(TextRecipe):
     """Train ON-LSTM, PRPN, PaLM or AWD-LSTM as language models; keep the best validation likelihood."""
 
     program = "train_recurrent"
-    parts = COMMAND_LINES[program]
     repeated = "batching bptt variable_bptt max_batch_tokens batch_group_size per_device_eval_batch_size"
     needs_whole = "parsing"
     num_optimizers = 2
@@ -103,9 +93,9 @@ class RecurrentRecipe(TextRecipe):
         if self.data.batching == "stream":
             rank, count = self.accelerator.process_index, self.accelerator.num_processes
             rows = range(rank * size, (rank + 1) * size)
-            self.examples, self.collate = SegmentDataset(train, count * size, rows), first_item
+            self.examples, self.collate = SegmentDataset(train, count * size, rows), itemgetter(0)
         else:
-            self.examples, self.collate = SentenceDataset(train), FramedCollator(train, self.tokenizer.pad_token_id)
+            super().set_examples()
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Those of all texts, and the schedule."""
@@ -124,7 +114,7 @@ class RecurrentRecipe(TextRecipe):
         """Segments of the stream, or sentences of similar length."""
         data, arguments = self.data, self.arguments
         if data.batching == "sentences":
-            return self.padded_sampler(self.examples.lengths, data.max_batch_tokens, consumed)
+            return super().sampler(consumed)
         rows = self.accelerator.num_processes * arguments.per_device_train_batch_size
         length, seed = len(self.streams.train), arguments.seed
         return SegmentSampler(length, rows, data.bptt, data.variable_bptt, seed, consumed)

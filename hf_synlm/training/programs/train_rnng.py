@@ -14,9 +14,8 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from hf_synlm.training.arguments.treebank import COMMAND_LINES
+from hf_synlm.training.engine.run import make_baseline
 from hf_synlm.training.engine.runner import run_recipe
-from hf_synlm.training.programs.pretrain_gpst import make_baseline
 from hf_synlm.training.tasks.tree_batches import TreeCollator, WordCollator
 from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
 from hf_synlm.trees.codecs import LabeledCodec
@@ -26,7 +25,6 @@ class RNNGRecipe(GrammarRecipe):
     """Train RNNG on gold trees by teacher forcing, or a baseline on their words; the best validation loss wins."""
 
     program = "train_rnng"
-    parts = COMMAND_LINES[program]
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """An RNNG, an LSTM, or a GPT-2 with positions for the longest sentence."""

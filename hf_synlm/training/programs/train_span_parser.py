@@ -10,7 +10,6 @@ none (`synlm silver --parser`), on which syntactic language models can be traine
 
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -25,16 +24,14 @@ from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.evalb import labeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_encoded
 from hf_synlm.hub.checkpoint import check_tokenizer_source
-from hf_synlm.training.arguments.treebank import COMMAND_LINES, SpanDataArguments, SpanParserModelArguments
-from hf_synlm.training.engine.arguments import check_overrides
+from hf_synlm.training.arguments.base import check_overrides
+from hf_synlm.training.arguments.treebank import SpanDataArguments, SpanParserModelArguments
 from hf_synlm.training.engine.checkpoints import BestModel
-from hf_synlm.training.engine.export import hub_facts
-from hf_synlm.training.engine.recipe import Recipe, improvement
+from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.training.engine.run import Run, add_lora
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
 from hf_synlm.training.engine.steps import map_rows
-from hf_synlm.training.tasks.sentence_files import words_fingerprint
 from hf_synlm.training.tasks.span_batches import (
     SpanExample,
     WeightedBatchSampler,
@@ -44,6 +41,7 @@ from hf_synlm.training.tasks.span_batches import (
     tokenizer_of_treebanks,
 )
 from hf_synlm.training.tasks.tree_evaluation import spread
+from hf_synlm.training.tasks.word_tokenizers import words_fingerprint
 
 HEADS = ("left", "right", "norm", "label_head", "tag_head")
 # Learning rate of the heads beside that of an encoder all of whose weights are trained.
@@ -55,8 +53,8 @@ class SpanParserRecipe(Recipe):
     """Train a span parser on gold trees; keep the best validation F1."""
 
     program = "train_span_parser"
-    parts = COMMAND_LINES[program]
     text_style = "treebank"
+    score = "labeled_f1"
     repeated = "train_weights max_batch_tokens batch_group_size lora_r evaluation_steps"
     model_arguments: SpanParserModelArguments
     data: SpanDataArguments
@@ -143,11 +141,14 @@ class SpanParserRecipe(Recipe):
         self.tell(step, name, f" of {plural(len(gold), 'sentence')}", result, ".2f")
         return {"step": step, "losses": result}
 
+    def base_model(self) -> str | None:
+        """The encoder."""
+        return self.model_arguments.encoder_name or self.model_arguments.encoder
+
     def card_facts(self, run: Run) -> dict[str, Any]:
-        """Files and steps, and the encoder."""
+        """Files and steps."""
         return {
             **super().card_facts(run),
-            **hub_facts(self.model_arguments.encoder_name or self.model_arguments.encoder),
             "task": "token-classification",
             "intended_use": "Trees of text that has none, to train syntactic language models on; or parsing.",
             "training_data": f"The trees of {self.data.names()}.",
@@ -156,11 +157,6 @@ class SpanParserRecipe(Recipe):
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """F1 on the test trees."""
         return {"test": self._measure("test", run.model, self.heldout_test, self.test, step)} if self.test else {}
-
-    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
-        """The F1 of the model that is kept."""
-        test = f"; test labeled F1 {results['test']['losses']['labeled_f1']:.2f}" if "test" in results else ""
-        return improvement(results, "labeled_f1") + test
 
 
 main = partial(run_recipe, SpanParserRecipe)

@@ -16,22 +16,22 @@ from transformers import PreTrainedModel
 
 from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import begin_token_id
-from hf_synlm.training.arguments.treebank import COMMAND_LINES, LORA_OPTIONS, TreeLMModelArguments
-from hf_synlm.training.engine.arguments import check_overrides
-from hf_synlm.training.engine.export import hub_facts
-from hf_synlm.training.engine.run import Run, add_lora
+from hf_synlm.training.arguments.base import check_overrides
+from hf_synlm.training.arguments.treebank import LORA_OPTIONS, TreeLMModelArguments
+from hf_synlm.training.engine.run import add_lora
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
 
 # Where LoRA begins: a label has to win against all words, whose biases are 0.
 LABEL_BIAS = 4.0
+# Learning rates with LoRA beside that of its own weights: of the table of the labels, and of their biases.
+LABEL_RATE, BIAS_RATE = 8, 40
 
 
 class TreeLMRecipe(GrammarRecipe):
     """Train a Tree LM or a Transformer Grammar on gold trees; keep the best validation likelihood."""
 
     program = "train_tree_lm"
-    parts = COMMAND_LINES[program]
     model_arguments: TreeLMModelArguments
 
     def check(self) -> None:
@@ -66,9 +66,8 @@ class TreeLMRecipe(GrammarRecipe):
     def _add_lora(self, model: Any, rank: int) -> None:
         """Add LoRA to the backbone, and let labels begin with a bias of their own."""
         given = self.model_arguments
-        alpha = 2 * rank if given.lora_alpha is None else given.lora_alpha
-        options = {"task_type": "CAUSAL_LM", "lora_alpha": alpha, "lora_dropout": given.lora_dropout or 0.0}
-        add_lora(model, rank, given.backbone_name, given.lora_target_modules, **options)
+        alpha = {} if given.lora_alpha is None else {"lora_alpha": given.lora_alpha}
+        add_lora(model, rank, given.backbone_name, given.lora_target_modules, task_type="CAUSAL_LM", **alpha)
         with torch.no_grad():
             model.label_head.bias.fill_(LABEL_BIAS)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -76,29 +75,24 @@ class TreeLMRecipe(GrammarRecipe):
 
     def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
         """With LoRA, the table of the labels and their biases have their own."""
-        given, rate = self.model_arguments, self.arguments.learning_rate
-        if given.lora_r is None:
+        rate = self.arguments.learning_rate
+        if self.model_arguments.lora_r is None:
             return {}
-        labels, biases = given.label_learning_rate, given.bias_learning_rate
-        labels, biases = 8 * rate if labels is None else labels, 40 * rate if biases is None else biases
-        own_head = {} if model.config.tie_word_embeddings else {"label_head.weight": labels}
-        return {"embed_labels": labels, **own_head, "label_head.bias": biases}
+        own_head = {} if model.config.tie_word_embeddings else {"label_head.weight": LABEL_RATE * rate}
+        return {"embed_labels": LABEL_RATE * rate, **own_head, "label_head.bias": BIAS_RATE * rate}
 
     def settings(self, model: Any) -> dict[str, Any]:
         """Those of every tree program, and LoRA's and its backbone."""
         found = super().settings(model)
         if self.model_arguments.lora_r is not None:
-            found |= {name: getattr(self.model_arguments, name) for name in ("lora_r", *LORA_OPTIONS)}
+            found |= {name: getattr(self.model_arguments, name) for name in ("lora_r", *LORA_OPTIONS.split())}
             found["backbone"] = model.backbone_source["sha256"]
         return found
 
-    def card_facts(self, run: Run) -> dict[str, Any]:
-        """Files, steps and sentences, and the backbone."""
+    def base_model(self) -> str | None:
+        """The backbone, or the Tree LM that the run continues."""
         given = self.model_arguments
-        return {
-            **super().card_facts(run),
-            **hub_facts(given.backbone_name or given.backbone or given.model_name_or_path),
-        }
+        return given.backbone_name or given.backbone or given.model_name_or_path
 
 
 main = partial(run_recipe, TreeLMRecipe)

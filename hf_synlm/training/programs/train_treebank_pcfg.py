@@ -15,8 +15,8 @@ from hf_synlm.data.collate import encode_words
 from hf_synlm.data.tokenizers import load_tokenizer
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.export import export_model
+from hf_synlm.training.arguments.base import parse_arguments
 from hf_synlm.training.arguments.treebank import TreebankPCFGArguments
-from hf_synlm.training.engine.arguments import parse_arguments
 from hf_synlm.training.engine.runner import tells_errors
 from hf_synlm.training.tasks.stream_batches import boundary_ids
 from hf_synlm.training.tasks.tree_evaluation import score_parses
@@ -50,7 +50,9 @@ def run(arguments: TreebankPCFGArguments) -> None:
     for split in ("validation", "test"):
         if gold := arguments.read(split):
             parsed = parse_sentences(model, tokenizer, [tree.words for tree in gold], progress=split)
-            print(f"{split}: {score_parses(gold, 'form', parsed, {}, config)[1]}")
+            scores = score_parses(gold, "form", parsed, config)
+            shown = {name: f"{value:.2f}" if isinstance(value, float) else value for name, value in scores.items()}
+            print(f"{split}: {'  '.join(f'{name} {value}' for name, value in shown.items())}")
 
 
 def main(argv: Sequence[str] | None = None, parsed: Any = None) -> None:

@@ -33,15 +33,16 @@ from transformers import (
 from hf_synlm.data.arguments import option
 from hf_synlm.data.dependencies import DependencySentence
 from hf_synlm.data.files import lock_output
-from hf_synlm.data.samples import EMBEDDED, resolve_embedded
+from hf_synlm.data.samples import EMBEDDED
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.hub.abilities import declared
 from hf_synlm.hub.checkpoint import check_tokenizer_source
-from hf_synlm.training.engine.arguments import check_minimum, check_overrides, parse_arguments
-from hf_synlm.training.tasks.sentence_files import DependencyArguments, check_files
+from hf_synlm.training.arguments.base import parse_arguments
+from hf_synlm.training.arguments.sentences import DependencyArguments, resolve_files
+from hf_synlm.training.engine.run import make_baseline
 from hf_synlm.training.tasks.treereg import (
     TreeRegArguments,
     TreeRegCollator,
@@ -66,10 +67,10 @@ class ModelAndDataArguments(DependencyArguments):
     tokenizer_name: str | None = option(
         None, "Tokenizer of a new model, with an end token; default: made from the trees, for pieces of words."
     )
-    tokenizer_vocab_size: int = option(2000, "Size of the vocabulary of pieces that a new model gets.")
+    tokenizer_vocab_size: int = option(2000, "Size of the vocabulary of pieces that a new model gets.", minimum=1)
     train_files: list[str] = option([EMBEDDED], "Treebanks to train on; default: the embedded one.")
     validation_files: list[str] = option([EMBEDDED], "Treebanks for validation; default: the embedded one.")
-    max_words: int = option(100, "Leave longer sentences out.")
+    max_words: int = option(100, "Leave longer sentences out.", minimum=1)
     trees: Literal["gold", "random", "right"] = option(
         "gold",
         "Train on control trees instead of the gold trees: 'random', trees of other sentences of the same length; "
@@ -80,10 +81,7 @@ class ModelAndDataArguments(DependencyArguments):
         """Check the values, and name the files of the embedded treebank."""
         if self.model_name_or_path is None and self.config_name is None:
             raise ValueError("The model is missing. Pass --model-name-or-path, or --config-name for a new one.")
-        check_minimum(self, 1, "max_words tokenizer_vocab_size")
-        self.train_files = [resolve_embedded(name, "trees.train.txt") for name in self.train_files]
-        self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]
-        check_files(*self.train_files, *self.validation_files)
+        resolve_files(self, train_files="trees.train.txt", validation_files="trees.valid.txt")
 
     def read(self, files: Sequence[str], read: Callable[..., Iterable[Sentence]]) -> list[Sentence]:
         """Sentences of some files; `read` takes a path and the options of dependencies."""
@@ -106,11 +104,7 @@ class ModelAndDataArguments(DependencyArguments):
                 )
         if tokenizer.bos_token is None:
             tokenizer.bos_token = tokenizer.eos_token
-        ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        config = AutoConfig.for_model(self.config_name, vocab_size=len(tokenizer), **ids)
-        for name, value in check_overrides(type(config), self.config_overrides, ["vocab_size", *ids]).items():
-            setattr(config, name, value)
-        return AutoModelForCausalLM.from_config(config), tokenizer
+        return make_baseline(str(self.config_name), self.config_overrides, tokenizer), tokenizer
 
 
 def control_trees(sentences: Sequence[Sentence], kind: str, seed: int) -> list[TreebankSentence]:

@@ -24,14 +24,13 @@ from transformers import PreTrainedModel
 
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.hub.abilities import tree_codec
+from hf_synlm.training.arguments.base import refuse
 from hf_synlm.training.arguments.treebank import (
-    COMMAND_LINES,
     URNNGModelArguments,
     URNNGTrainingArguments,
     VariationalArguments,
 )
 from hf_synlm.training.engine.checkpoints import BestModel
-from hf_synlm.training.engine.recipe import improvement
 from hf_synlm.training.engine.run import Run, new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
@@ -121,26 +120,16 @@ class TwoOptimizers:
 
 
 class RateControl(BestModel):
-    """After every epoch: keep the best weights, and halve the rates."""
+    """After every epoch: keep the best weights, and stop when the rate is too low."""
 
-    def __init__(self, optimizer: TwoOptimizers, variational: VariationalArguments, arguments: URNNGTrainingArguments):
-        super().__init__(lambda evaluation: evaluation["losses"]["nats"], arguments.early_stopping_patience)
-        self.optimizer, self.variational, self.learning_rate = optimizer, variational, arguments.learning_rate
+    def __init__(self, recipe: "URNNGRecipe"):
+        super().__init__(lambda evaluation: evaluation["losses"]["nats"], recipe.arguments.early_stopping_patience)
+        self.recipe = recipe
 
     def update(self, run: Run) -> bool:
         """Look at the newest evaluation; every process has to call. Return whether to stop."""
-        stop = super().update(run)
-        self._set_scale(run)
-        return stop or self.learning_rate * self.optimizer.scale < self.variational.min_learning_rate
-
-    def adopt(self, run: Run, checkpoint: Path) -> None:
-        """Take over the best weights and the rates of a resumed run; every process has to call."""
-        super().adopt(run, checkpoint)
-        self._set_scale(run)
-
-    def _set_scale(self, run: Run) -> None:
-        losses = list(map(self.metric, run.state.notes["evaluations"][1:]))  # without that of the untrained model
-        self.optimizer.scale = 0.5 ** count_halvings(losses, self.variational.decay_epoch)
+        rate = self.recipe.arguments.learning_rate * self.recipe.rate_scale(run)
+        return super().update(run) or rate < self.recipe.variational.min_learning_rate
 
 
 # ---------------------------------------------------------------------------------------------- the run
@@ -148,7 +137,6 @@ class URNNGRecipe(TreebankRecipe):
     """Train a URNNG on words alone, or on gold trees; keep the best evidence lower bound of the validation text."""
 
     program = "train_urnng"
-    parts = COMMAND_LINES[program]
     repeated = "max_batch_actions batch_group_size network_hidden_size"
     needs_whole = "the inference network"
     num_optimizers = 2
@@ -162,10 +150,8 @@ class URNNGRecipe(TreebankRecipe):
     def check(self) -> None:
         """Refuse pieces of words, joint clipping, and what two optimizers do not allow."""
         super().check()
-        if self.data.tokenizer_type != "words":
-            raise ValueError(f"tokenizer_type is {self.data.tokenizer_type!r}, but URNNG reads words. Leave it out.")
-        if self.arguments.max_grad_norm:
-            raise ValueError("max_grad_norm clips model and network together. Set model_grad_norm, network_grad_norm.")
+        refuse(self.data, "tokenizer_type", "but URNNG reads words")
+        refuse(self.arguments, "max_grad_norm", "but model_grad_norm and network_grad_norm clip here")
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """Make an untrained model, or load the one to continue from."""
@@ -226,6 +212,7 @@ class URNNGRecipe(TreebankRecipe):
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """The evidence lower bound, or the likelihood of gold trees."""
         plain, step, rates = self.accelerator.unwrap_model(model), self.run.state.step, self.variational
+        self.optimizer.scale = self.rate_scale(self.run)
         if rates.objective == "supervised":
             return supervised_loss(model, plain, batch)
         weight = min(1.0, step / self.ends.step(rates.kl_epochs - 1)) if rates.kl_epochs else 1.0
@@ -241,7 +228,12 @@ class URNNGRecipe(TreebankRecipe):
     # -------------------------------------------------------------------------------------------- evaluation
     def best_model(self) -> RateControl:
         """The epoch with the best evidence lower bound; it decides about the rates, too."""
-        return RateControl(self.optimizer, self.variational, self.arguments)
+        return RateControl(self)
+
+    def rate_scale(self, run: Run) -> float:
+        """Factor of all rates after the evaluations of a run; that of the untrained model does not count."""
+        losses = [evaluation["losses"]["nats"] for evaluation in run.state.notes["evaluations"][1:]]
+        return 0.5 ** count_halvings(losses, self.variational.decay_epoch)
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure bounds of the perplexity and the network's trees."""
@@ -293,15 +285,10 @@ class URNNGRecipe(TreebankRecipe):
         samples, temperature = self.variational.importance_samples, self.variational.importance_temperature
         return {"test": self._measure("test", self.splits.test, run.model, step, samples, temperature)}
 
-    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Write the inference network beside the model."""
         model: Any = run.model
         save_network(model.inference_network, folder)
-        line = improvement(results, "nats_per_sentence")
-        if "test" in results:
-            losses, trees = results["test"]["losses"], results["test"]["trees"]
-            line += f"; test perplexity {losses['importance_perplexity']:.2f}, sentence F1 {trees['sentence_f1']:.2f}"
-        return line
 
 
 main = partial(run_recipe, URNNGRecipe)

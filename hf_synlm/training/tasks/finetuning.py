@@ -7,24 +7,28 @@ asks for it (`takes`), and at the export.
 
 import inspect
 import json
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer, num_model_tokens
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.evaluation.text.words import unknown_ids
+from hf_synlm.training.arguments.base import check_overrides, refuse
 from hf_synlm.training.arguments.finetuning import ModelArguments
-from hf_synlm.training.engine.arguments import check_overrides
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts, model_name
 from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, EVALUATION_FILE
@@ -32,8 +36,6 @@ from hf_synlm.training.engine.run import Run, check_vocabulary, precision_of
 from hf_synlm.training.engine.steps import map_rows, model_loss, to_device
 from hf_synlm.training.tasks.example_tables import ExampleDataset
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
-
-Collate = Callable[[list[Any]], dict[str, Any]]
 
 # Arguments that do not change the scores, or whose content is described elsewhere in the result.
 _PLACES = frozenset(
@@ -47,18 +49,6 @@ _FILES = ("_file", "_files", "_trees")
 
 
 # ---------------------------------------------------------------------------------------------- model and tokenizer
-def read_config(arguments: ModelArguments, **fields: Any) -> PreTrainedConfig:
-    """Configuration of the pretrained model, changed by `fields` and by the overrides, which win."""
-    options = {"trust_remote_code": arguments.trust_remote_code}
-    plain = AutoConfig.from_pretrained(arguments.model_name_or_path, **options)
-    given: Any = arguments.config_overrides  # a mapping, once the command line is parsed
-    overrides = check_overrides(type(plain), given)
-    config = AutoConfig.from_pretrained(arguments.model_name_or_path, **options, **{**fields, **overrides})
-    if hasattr(config, "validate_architecture"):
-        config.validate_architecture()
-    return config
-
-
 def read_tokenizer(
     arguments: ModelArguments, config: PreTrainedConfig, roles: Sequence[str]
 ) -> PreTrainedTokenizerBase:
@@ -115,15 +105,6 @@ def takes(model: nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def check_length(config: PreTrainedConfig, length: int, what: str, remedy: str) -> None:
-    """Raise ValueError if a text (`what`) of `length` tokens does not fit the positions of a model."""
-    limit = position_limit(config)
-    if limit is not None and length > limit:
-        raise ValueError(
-            f"{what} is {length} tokens, {length - limit} more than the {limit} positions of the model. {remedy}"
-        )
-
-
 # ---------------------------------------------------------------------------------------------- the recipe
 class FineTuning(GPSTTraining):
     """Train on examples, evaluate, go back to the best model. The untrained model is evaluated, but never the best.
@@ -133,6 +114,8 @@ class FineTuning(GPSTTraining):
     """
 
     task: ClassVar[str] = "text-generation"
+    auto_class: ClassVar[Any] = AutoModelForCausalLM
+    score = "loss"
     repeated = "evaluation_steps"
     needs_whole = "the evaluation"
     choice = ""
@@ -140,15 +123,30 @@ class FineTuning(GPSTTraining):
     examples: ExampleDataset
     sources: list[dict[str, Any]]
 
+    def read_config(self, **fields: Any) -> PreTrainedConfig:
+        """Configuration of the pretrained model, changed by `fields` and by the overrides, which win."""
+        arguments = self.model_arguments
+        options = {"trust_remote_code": arguments.trust_remote_code}
+        plain = AutoConfig.from_pretrained(arguments.model_name_or_path, **options)
+        overrides = check_overrides(type(plain), arguments.config_overrides)
+        config = AutoConfig.from_pretrained(arguments.model_name_or_path, **options, **{**fields, **overrides})
+        if hasattr(config, "validate_architecture"):
+            config.validate_architecture()
+        return config
+
+    def load_pretrained(self, config: PreTrainedConfig, *roles: str) -> PreTrainedModel:
+        """The model, and as `tokenizer` its tokenizer with the special tokens of `roles`."""
+        self.tokenizer = read_tokenizer(self.model_arguments, config, roles)
+        return load_model(self.auto_class, self.model_arguments, config, self.tokenizer)
+
     def check(self) -> None:
         """Refuse FSDP, which would shard the model whose methods evaluation calls, and samples at intervals."""
         super().check()
-        if self.arguments.generation_steps:
-            raise ValueError("generation_steps is for pretraining. Leave it out.")
+        refuse(self.arguments, "generation_steps", "which is for pretraining")
 
-    @abstractmethod
     def metric(self, evaluation: dict[str, Any]) -> float:
-        """The number of `evaluation` that the best model minimises."""
+        """The number of `evaluation` that the best model minimises; default: minus the score."""
+        return -self.score_of(evaluation)
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Data and course of the run."""
@@ -164,8 +162,7 @@ class FineTuning(GPSTTraining):
         arguments = self.arguments
         if arguments.evaluation_steps or not arguments.num_train_epochs:
             return super().evaluation_due(step)
-        per_step = self.sampler().consumed_per_micro_step * arguments.gradient_accumulation_steps
-        epoch, before = (count * per_step // len(self.examples) for count in (step, step - 1))
+        epoch, before = (count * self.samples_per_step() // len(self.examples) for count in (step, step - 1))
         return epoch > before
 
     def say_unknown_tokens(self) -> None:
@@ -189,6 +186,36 @@ class FineTuning(GPSTTraining):
         procedure = self.procedure(run, f"{run.state.consumed} examples read, ")
         facts = {**super().card_facts(run), **hub_facts(base, self.dataset())}
         return {**facts, "task": self.task, "training_procedure": f"Fine-tuned from {model_name(base)}. {procedure}"}
+
+    def map_examples(
+        self, model: nn.Module, examples: ExampleDataset, work: Callable[[Any, dict[str, Any]], list[Any]], what: str
+    ) -> list[Any]:
+        """Apply `work` (model, batch -> one result per row) to all examples in evaluation mode; every process calls."""
+        plain = self.accelerator.unwrap_model(model)
+
+        def of_rows(rows: list[int]) -> list[Any]:
+            return work(plain, to_device(self.collate([examples[row] for row in rows]), self.accelerator.device))
+
+        size = self.arguments.per_device_eval_batch_size
+        with evaluation_mode(plain), torch.no_grad():
+            return map_rows(self.accelerator, examples.lengths, size, of_rows, what)
+
+    def mean_losses(self, model: nn.Module, examples: ExampleDataset) -> dict[str, float]:
+        """Objective and its parts in nats on held-out texts; every process calls.
+
+        Batches are weighted by their labeled tokens.
+        """
+
+        def losses(plain: nn.Module, batch: dict[str, Any]) -> list[dict[str, float]]:
+            counts = (batch["labels"] != LABEL_PADDING).sum(1).tolist()
+            loss, parts = model_loss(plain, batch)
+            means = {"loss": float(loss), **{name: float(part) for name, part in parts.items()}}
+            return [{"tokens": count, **{name: mean * count for name, mean in means.items()}} for count in counts]
+
+        sums = self.map_examples(model, examples, losses, "validating")
+        totals = {name: sum(row[name] for row in sums) for name in sums[0]}
+        num_tokens = totals.pop("tokens")
+        return {name: total / num_tokens for name, total in totals.items()}
 
     def final_results(self, run: Run, step: int) -> dict[str, Any]:
         """Examples that were read."""
@@ -223,28 +250,3 @@ class FineTuning(GPSTTraining):
             versions=library_versions("accelerate", "datasets", "scikit-learn", "rouge-score"),
             hardware=describe_hardware(run.accelerator.device),
         ).save(run.output_dir / EVALUATION_FILE)
-
-
-# ---------------------------------------------------------------------------------------------- evaluation
-@torch.no_grad()
-def mean_losses(
-    accelerator: Accelerator, model: nn.Module, examples: ExampleDataset, collate: Collate, batch_size: int
-) -> dict[str, float]:
-    """Objective and its parts in nats on held-out texts in evaluation mode; every process calls.
-
-    Batches are weighted by their labeled tokens.
-    """
-    plain = accelerator.unwrap_model(model)
-
-    def losses(rows: list[int]) -> list[dict[str, float]]:
-        batch = collate([examples[row] for row in rows])
-        counts = (batch["labels"] != LABEL_PADDING).sum(1).tolist()
-        loss, parts = model_loss(plain, to_device(batch, accelerator.device))
-        means = {"loss": float(loss), **{name: float(part) for name, part in parts.items()}}
-        return [{"tokens": count, **{name: mean * count for name, mean in means.items()}} for count in counts]
-
-    with evaluation_mode(plain):
-        sums = map_rows(accelerator, examples.lengths, batch_size, losses, "validating")
-    totals = {name: sum(row[name] for row in sums) for name in sums[0]}
-    num_tokens = totals.pop("tokens")
-    return {name: total / num_tokens for name, total in totals.items()}

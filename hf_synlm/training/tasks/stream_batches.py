@@ -8,7 +8,6 @@ or as single sentences between boundary tokens. Order and lengths of the batches
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,12 +20,12 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.gold_trees import gold_distances, gold_spans
-from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, collate_framed, make_stream, stream_remainder
+from hf_synlm.data.streams import SentenceCode, StreamRows, TokenStream, make_stream, stream_remainder
 from hf_synlm.data.text import errors_at, plural, read_lines
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.training.arguments.text import TextDataArguments, read_trees
 from hf_synlm.training.engine.samplers import EpochSampler
-from hf_synlm.training.tasks.sentence_files import load_or_make_tokenizer
+from hf_synlm.training.tasks.word_tokenizers import load_or_make_tokenizer
 
 SHORTEST_SEGMENT = 5
 SEGMENT_DEVIATION = 5
@@ -187,11 +186,6 @@ class SegmentDataset(torch.utils.data.Dataset):
         return {**batch, "begins": segment.start == 0, "rate_scale": segment.rate_scale}
 
 
-def first_item(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The batch in `items`, a list of one."""
-    return items[0]
-
-
 # ---------------------------------------------------------------------------------------------- sentences
 class SentenceDataset(torch.utils.data.Dataset):
     """Numbers of the sentences of a stream, which `collate_framed` turns into batches; empty lines are left out."""
@@ -210,15 +204,3 @@ class SentenceDataset(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> int:
         """Number of a sentence in the stream."""
         return int(self.numbers[index])
-
-
-@dataclass
-class FramedCollator:
-    """Numbers of sentences -> a batch for `forward`; `begins` and `rate_scale` are as for segments."""
-
-    stream: TokenStream
-    pad_token_id: int
-
-    def __call__(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """Collate."""
-        return {**collate_framed(self.stream, numbers, self.pad_token_id), "begins": True, "rate_scale": 1.0}

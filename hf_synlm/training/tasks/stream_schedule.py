@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from hf_synlm.core.cache import CACHE
 from hf_synlm.recurrent.cache import RecurrentCache
+from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.arguments.text import ScheduleArguments
-from hf_synlm.training.engine.arguments import TrainingArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.run import Run
 
@@ -210,7 +210,7 @@ class StreamObjective:
     """Loss of a batch that starts from the hidden-state cache of the previous one, if `carry` is set.
 
     The cache is part of checkpoints: `accelerate` saves and loads it by `state_dict` and `load_state_dict`. The
-    optimizer takes the scale of the learning rate from the batch.
+    optimizer takes the scale of the learning rate from the batch. Sentences have neither.
     """
 
     def __init__(self, accelerator: Accelerator, optimizer: PhasedOptimizer, carry: bool):
@@ -220,8 +220,8 @@ class StreamObjective:
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Objective and its named parts, for `optimizer_steps`."""
         batch = dict(batch)
-        self.optimizer.scale = batch.pop("rate_scale")
-        if batch.pop("begins"):
+        self.optimizer.scale = batch.pop("rate_scale", 1.0)
+        if batch.pop("begins", True):
             self.cache = None
         output = model(**batch, **{CACHE: self.cache}, use_cache=self.carry)
         if self.carry:

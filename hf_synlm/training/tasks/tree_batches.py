@@ -29,9 +29,9 @@ from hf_synlm.data.text import plural
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
 from hf_synlm.models.rnng.plan import make_plan
+from hf_synlm.training.arguments.sentences import Sentences
 from hf_synlm.training.arguments.treebank import TreeDataArguments
 from hf_synlm.training.engine.recipe import Splits
-from hf_synlm.training.tasks.sentence_files import Sentences
 from hf_synlm.trees.codecs import LabeledCodec, TreeCodec, pad_inputs, pad_rows
 
 TREE_FEATURES = {

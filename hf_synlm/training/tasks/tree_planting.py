@@ -34,7 +34,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
-from hf_synlm.training.engine.arguments import check_minimum
 from hf_synlm.training.tasks.tree_loss import TreeLossTrainer, collate_framed, encode_framed
 
 # Below this, attention counts as this, as in the authors' code.
@@ -45,14 +44,9 @@ _LEAST = 1e-30
 class TreePlantingArguments:
     """Which head the loss reads, and how much it counts; the defaults are those of the authors' example."""
 
-    planting_layer: int | None = option(None, "Layer of the head, from 1 on. Default: the last one.")
-    planting_head: int = option(0, "Head of that layer, from 0 on.")
-    planting_weight: float = option(0.5, "Factor of the loss; 0: a plain language model.")
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "planting_layer")
-        check_minimum(self, 0, "planting_head planting_weight")
+    planting_layer: int | None = option(None, "Layer of the head, from 1 on. Default: the last one.", minimum=1)
+    planting_head: int = option(0, "Head of that layer, from 0 on.", minimum=0)
+    planting_weight: float = option(0.5, "Factor of the loss; 0: a plain language model.", minimum=0)
 
     def attention(self, attentions: Sequence[Tensor]) -> Tensor:
         """The attention [B, T, T] that the loss reads, from a model that was called with `output_attentions=True`."""

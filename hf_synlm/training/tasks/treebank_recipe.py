@@ -2,27 +2,34 @@
 """What programs have in common that train on the sentences of treebanks, with or without their trees."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections import Counter
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_synlm.core.losses import share_of
+from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.data.collate import LABEL_PADDING
+from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.text import plural
 from hf_synlm.data.vocabulary import word_final_ids
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.gold_treebank import load_treebank
+from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.hub.abilities import declared, tree_codec
+from hf_synlm.training.arguments.base import ModelArguments, refuse
 from hf_synlm.training.arguments.treebank import EvaluationArguments, TreeDataArguments
-from hf_synlm.training.engine.arguments import ModelArguments
 from hf_synlm.training.engine.final_report import REPORT_REMEDY, report_saved_model
-from hf_synlm.training.engine.recipe import Recipe, Splits, improvement
+from hf_synlm.training.engine.recipe import Recipe, Splits
 from hf_synlm.training.engine.run import Run, new_or_pretrained
-from hf_synlm.training.engine.samplers import PaddedBatchSampler
-from hf_synlm.training.tasks.sentence_files import load_or_make_tokenizer
+from hf_synlm.training.engine.samplers import PaddedBatchSampler, padded_batches
+from hf_synlm.training.engine.steps import map_rows, to_device
 from hf_synlm.training.tasks.tree_batches import (
     TreeCollator,
     TreeDataset,
@@ -32,13 +39,8 @@ from hf_synlm.training.tasks.tree_batches import (
     load_trees,
     tree_words,
 )
-from hf_synlm.training.tasks.tree_evaluation import (
-    Objective,
-    add_perplexities,
-    evaluate_given_trees,
-    search_trees,
-    spread,
-)
+from hf_synlm.training.tasks.tree_evaluation import score_parses, spread
+from hf_synlm.training.tasks.word_tokenizers import load_or_make_tokenizer
 from hf_synlm.trees.codecs import LabeledCodec
 
 REPORT_SENTENCES = 20
@@ -102,6 +104,28 @@ class TreebankRecipe(Recipe):
 
 
 # ---------------------------------------------------------------------------------------------- grammars
+# Names of parts of Pushdown Layers' loss.
+PARTS = {"language_model": "word", "attachment": "action"}
+
+
+# ---------------------------------------------------------------------------------------------- given trees
+def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
+    """Perplexities exp(nats / count) from sums (or from means over the same batches).
+
+    `totals` has `word_nats`, `tokens`, `words`, and for grammars `action_nats`, `actions`; others are passed on. Added
+    are `token_perplexity`, and for grammars `action_perplexity` and `perplexity` (of both), for models of words alone
+    `word_perplexity`: a grammar predicts tokens given the actions before them, which gives no word perplexity.
+    """
+    values = dict(totals)
+    word_nats, tokens, words = (values.pop(name) for name in ("word_nats", "tokens", "words"))
+    values["token_perplexity"] = perplexity_of(word_nats / tokens)
+    if "actions" in values:
+        action_nats, actions = values.pop("action_nats"), values.pop("actions")
+        values["action_perplexity"] = perplexity_of(action_nats / actions)
+        values["perplexity"] = perplexity_of((word_nats + action_nats) / (tokens + actions))
+    else:
+        values["word_perplexity"] = perplexity_of(word_nats / words)
+    return values
 
 
 class GrammarRecipe(TreebankRecipe):
@@ -111,13 +135,13 @@ class GrammarRecipe(TreebankRecipe):
     needs_whole = "the search"
     model_arguments: ModelArguments
     evaluation: EvaluationArguments
-    objective: Callable[[nn.Module, dict[str, Any]], tuple[Tensor, dict[str, Tensor]]]
 
     def check(self) -> None:
         """Refuse trees of a baseline, and shards of FSDP."""
         super().check()
         if self.model_arguments.row.is_baseline:
-            self.evaluation.refuse_trees(self.model_arguments.architecture)
+            names = "search_sentences final_search_sentences num_beams action_beam_size fast_track_size final_report"
+            refuse(self.evaluation, names, f"but {self.model_arguments.architecture} has no trees")
 
     def load(self) -> PreTrainedModel:
         """Read the trees, and those of the report; make or load tokenizer and model."""
@@ -126,9 +150,7 @@ class GrammarRecipe(TreebankRecipe):
             name: load_treebank(file, name, REPORT_SENTENCES, remedy=REPORT_REMEDY, **self.data.reading)
             for file, name in product(files, self.evaluation.report_punctuation)
         }
-        model = super().load()
-        self.objective = Objective(self.config, tree_codec(self.config) if self.is_grammar else None)
-        return model
+        return super().load()
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """Make an untrained model, or load the one to continue from; the tokenizer tells which tokens end a word."""
@@ -149,8 +171,25 @@ class GrammarRecipe(TreebankRecipe):
         return self.padded_sampler(self.examples.lengths("actions"), self.data.max_batch_actions, consumed)
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Objective with the nats that perplexities are made of."""
-        return self.objective(model, batch)
+        """Loss, and detached: its named parts in nats over the batch (`word_nats`, ...) with what they count.
+
+        A part of the loss is divided by what `loss_normalization` says; by default it is the mean over what it counts.
+        """
+        batch = dict(batch)
+        tokens = batch["labels"] != LABEL_PADDING if "labels" in batch else batch["attention_mask"]
+        counts = {"words": batch.pop("num_words").float(), "tokens": tokens.sum().float()}
+        output: Any = model(**batch)
+        normalization: Any = self.config.loss_normalization if self.is_grammar else None
+        if self.is_grammar:
+            counts["actions"] = (tree_codec(self.config).steps(batch)[0] >= 0).sum().float()
+        own: dict[str, Any] = {"word": counts["tokens"], "action": counts.get("actions")}
+        sizes = {"batch": len(batch["input_ids"]), "sum": 1, "token": own["word"], "action": own["action"]}
+        shares, losses = batch.get("loss_shares"), output.get("losses") or {"word": output.loss.detach()}
+        for name, part in losses.items():
+            kind = PARTS.get(name, name)
+            divisor = sizes.get(normalization, own[kind])
+            counts[f"{kind}_nats"] = part * (divisor / share_of(shares, name))
+        return output.loss, counts
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """Losses and perplexities."""
@@ -173,17 +212,59 @@ class GrammarRecipe(TreebankRecipe):
 
     def _measure(self, name: str, dataset: TreeDataset, rows: list[int], model: nn.Module, step: int) -> dict[str, Any]:
         """Likelihood of held-out trees and, for `rows`, parsing accuracy; every process calls."""
-        sizes = (self.arguments.per_device_eval_batch_size, self.data.max_batch_actions)
-        losses = evaluate_given_trees(self.accelerator, model, dataset, self.collate, self.objective, *sizes)
+        losses = self.given_trees(model, dataset)
         result: dict[str, Any] = {"step": step, "losses": losses}
         self.tell(step, name, f" of {plural(len(dataset), 'sentence')}", losses)
         if rows:
-            size, beam = self.evaluation.search_batch_size, self.evaluation.beam(self.config)
-            result["search"], text = search_trees(self.accelerator, model, dataset, rows, size, beam)
-            self.accelerator.print(f"step {step}: {name}: {text}")
-            numbers = {f"{name}/{k}": v for k, v in result["search"].items() if not isinstance(v, dict)}
-            self.accelerator.log(numbers, step=step)
+            found = self._search(model, dataset, rows)
+            numbers = {key: value for key, value in found.items() if isinstance(value, float | int)}
+            self.tell(step, name, f", search over {plural(len(rows), 'sentence')}", numbers, ".2f")
+            result["search"] = found
         return result
+
+    @torch.no_grad()
+    def given_trees(self, model: nn.Module, dataset: TreeDataset) -> dict[str, float]:
+        """Negative log-likelihood of held-out trees (for a model of words: of their words); every process calls.
+
+        Returns `nats` of all sentences, `nats_per_sentence`, and perplexities. The likelihood given the gold trees is
+        not that of a language model of words. The number of processes changes the sums by rounding only.
+        """
+        accelerator, plain = self.accelerator, self.accelerator.unwrap_model(model)
+        limits = (self.arguments.per_device_eval_batch_size, self.data.max_batch_actions)
+        batches = padded_batches(dataset.lengths("actions"), *limits)
+        own: Counter[str] = Counter()
+        with evaluation_mode(plain):
+            for rows in batches[accelerator.process_index :: accelerator.num_processes]:
+                batch = to_device(self.collate(dataset.__getitems__(rows)), accelerator.device)
+                own.update({name: part.item() for name, part in self.compute_loss(plain, batch)[1].items()})
+        shares = gather_object([dict(own)])
+        sums = {name: sum(share.get(name, 0.0) for share in shares) for name in next(filter(None, shares))}
+        nats = sum(value for name, value in sums.items() if name.endswith("_nats"))
+        return {"nats": nats, "nats_per_sentence": nats / len(dataset), **add_perplexities(sums)}
+
+    @torch.no_grad()
+    def _search(self, model: nn.Module, dataset: TreeDataset, rows: list[int]) -> dict[str, Any]:
+        """Parse the sentences `rows` by beam search: `score_parses`, and the `beam`; every process calls.
+
+        The search sums over trees: compare its word perplexity with that of a model without trees.
+        """
+        plain, size, beam = self.accelerator.unwrap_model(model), self.evaluation.search_batch_size, self.beam()
+        gold, lengths = [dataset.sentence(row) for row in rows], dataset.lengths("input_ids")[rows].tolist()
+
+        def parse(numbers: list[int]) -> list[ParsedSentence]:
+            items = dataset.__getitems__([rows[number] for number in numbers])
+            sentences = [
+                EncodedSentence(tuple(item["input_ids"]), tuple(item["word_ends"]), gold[number].words)
+                for number, item in zip(numbers, items, strict=True)
+            ]
+            return parse_encoded(plain, sentences, batch_size=size, **beam)
+
+        found = map_rows(self.accelerator, lengths, size, parse, "search")
+        return {**score_parses(gold, dataset.punctuation_by, found, plain.config), "beam": beam}
+
+    def beam(self) -> dict[str, int]:
+        """Widths of the search: those that are given, or the model's."""
+        return self.evaluation.beam(self.config)
 
     def procedure(self, run: Run, read: str = "") -> str:
         """Steps, sentences and seed."""
@@ -202,23 +283,12 @@ class GrammarRecipe(TreebankRecipe):
             results["test"] = self._measure("test", self.splits.test, rows, run.model, step)
         return results
 
-    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> str:
+    def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Parse the first test sentences with the saved model, as its users will, and generate one."""
         if self.report_treebanks:
-            beam = self.evaluation.beam(self.config)
+            beam = self.beam()
             widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
             methods = {f"search (beams {' and '.join(widths)})": beam}
             backbone = self.backbone if getattr(run.model, "adapts_backbone", False) else None
             report = report_saved_model(folder, self.report_treebanks, methods, self.arguments.seed, "gpst", backbone)
             results["test"]["saved_model"] = report
-        line, test = improvement(results, "nats_per_sentence"), results.get("test")
-        if test is None:
-            return line
-        line += f"; test nats per sentence {test['losses']['nats_per_sentence']:.2f}"
-        if "search" in test:
-            search = test["search"]
-            kind = "labeled" if "labeled_f1" in search else "unlabeled"
-            line += f", {kind} F1 {search[f'{kind}_f1']:.2f}, word perplexity {search['word_perplexity']:.2f}"
-        elif "word_perplexity" in test["losses"]:
-            line += f", word perplexity {test['losses']['word_perplexity']:.2f}"
-        return line

@@ -33,7 +33,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
-from hf_synlm.training.engine.arguments import check_minimum
 from hf_synlm.training.tasks.tree_loss import TreeLossTrainer, collate_framed, encode_framed
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import Span
@@ -44,16 +43,16 @@ class TreeRegArguments:
     """Which vectors the loss reads, how often, and how much it counts; the defaults are those of the paper."""
 
     treereg_layer: int | None = option(
-        None, "Layer whose output the loss reads, from 1 on; 0 = embeddings. Default: three quarters of the depth."
+        None,
+        "Layer whose output the loss reads, from 1 on; 0 = embeddings. Default: three quarters of the depth.",
+        minimum=0,
     )
     treereg_part: float = option(0.25, "Share of the width, from the first dimension on, that the loss reads.")
-    treereg_every: int = option(10, "Add the loss in every this many optimizer steps.")
-    treereg_weight: float = option(1.0, "Factor of the loss; 0: a plain language model.")
+    treereg_every: int = option(10, "Add the loss in every this many optimizer steps.", minimum=1)
+    treereg_weight: float = option(1.0, "Factor of the loss; 0: a plain language model.", minimum=0)
 
     def __post_init__(self):
         """Check the values."""
-        check_minimum(self, 1, "treereg_every")
-        check_minimum(self, 0, "treereg_layer treereg_weight")
         if not 0 < self.treereg_part <= 1:
             raise ValueError(f"treereg_part must be above 0 and at most 1 and is {self.treereg_part}.")
 

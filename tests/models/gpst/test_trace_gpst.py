@@ -7,7 +7,7 @@ from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.gpst import RULES
 from hf_synlm.conversion.rename import rename_state_dict
 from hf_synlm.models.gpst import composition
-from hf_synlm.training.engine.arguments import TrainingArguments
+from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.run import make_optimizer
 from tests.helpers.goldens import read_case, read_tensors
 from tests.models.gpst.test_parity_gpst import LOSSES

@@ -1,32 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments about files of sentences, and the tokenizer made from their words: for RNNG and the recurrent models."""
+"""Arguments about files of sentences, and the tokenizer made from their words."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import transformers
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
 from hf_synlm.data.brackets import LABEL_SEPARATORS
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, Invalid, Labels, NonProjective, Structure, Tokens
-from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
-from hf_synlm.data.text import errors_at
-from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
-from hf_synlm.hub.checkpoint import check_tokenizer_source
-from hf_synlm.training.engine.arguments import check_minimum
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-MADE_FROM = "made_from.json"
 Sentences = Iterable[Sequence[str]]
 VOCAB_SIZE = "Largest number of token ids, special tokens and classes of unknown words included."
 MIN_FREQUENCY = "Rarer words (or characters) are unknown; 'bpe' makes no rarer pieces."
@@ -38,6 +25,14 @@ def check_files(*paths: str) -> None:
     for path in paths:
         if not Path(path).is_file():
             raise ValueError(f"There is no file {path!r}.")
+
+
+def resolve_files(arguments: Any, **samples: str) -> None:
+    """Let "embedded" in lists of files stand for a sample; raise ValueError for a file that does not exist."""
+    for name, sample in samples.items():
+        files = [resolve_embedded(file, sample) for file in getattr(arguments, name)]
+        setattr(arguments, name, files)
+        check_files(*files)
 
 
 @dataclass(kw_only=True)
@@ -88,7 +83,7 @@ class SentenceFileArguments(DependencyArguments):
     lemma_separator: str | None = option(None, "Character between word and lemma, if leaves have both.")
     tokenizer_name: str | None = option(None, "Folder or Hub name of a tokenizer; default: one is made from the words.")
     tokenizer_vocab_size: int | None = option(None, VOCAB_SIZE)
-    tokenizer_min_frequency: int = option(1, MIN_FREQUENCY)
+    tokenizer_min_frequency: int = option(1, MIN_FREQUENCY, minimum=1)
     unknown_words: UnknownRule = option("single", UNKNOWN_WORDS)
     lowercase: bool = option(False, "Lower-case all words.")
     replace_numbers: bool = option(False, "Replace all numbers by one token.")
@@ -101,17 +96,14 @@ class SentenceFileArguments(DependencyArguments):
 
     def __post_init__(self):
         """Check the values, and name the files of the embedded treebank."""
-        check_minimum(self, 1, "tokenizer_min_frequency")
         if not self.files:
             self.train_files, self.validation_files, self.test_files = [EMBEDDED], [EMBEDDED], [EMBEDDED]
-        self.train_files = [resolve_embedded(name, "trees.train.txt") for name in self.train_files]
-        self.validation_files = [resolve_embedded(name, "trees.valid.txt") for name in self.validation_files]
-        self.test_files = [resolve_embedded(name, "trees.test.txt") for name in self.test_files]
+        resolve_files(self, train_files="trees.train.txt", validation_files="trees.valid.txt")
+        resolve_files(self, test_files="trees.test.txt")
         if not self.train_files:
             raise ValueError("train_files are not set, but other files are. Pass --train-files, or leave all out.")
         if not self.validation_files:
             raise ValueError("validation_files are not set. Pass files that are not trained on.")
-        check_files(*self.files)
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -169,59 +161,4 @@ class SentenceFileArguments(DependencyArguments):
 class BatchedFileArguments(SentenceFileArguments):
     """Files of sentences from which batches are drawn."""
 
-    batch_group_size: int = option(4096, "Sentences of similar length from which the batches are drawn.")
-
-    def __post_init__(self):
-        """Check the values."""
-        check_minimum(self, 1, "batch_group_size")
-        super().__post_init__()
-
-
-def load_or_make_tokenizer(
-    accelerator: "Accelerator",
-    data: SentenceFileArguments,
-    name: str | None,
-    output_dir: Path,
-    read_words: Callable[[], Sentences],
-    *special_tokens: str,
-) -> PreTrainedTokenizerBase:
-    """Load a fast tokenizer, or make one (`name` is `None`) and keep it in `output_dir/tokenizer` for a resumed run.
-
-    The main process makes it from the words of the training sentences, the others load it. One that lacks a special
-    token (such as "pad_token"), or was made from something else, is refused.
-    """
-    source = name
-    if source is None:
-        source = str(output_dir / "tokenizer")
-        made_from = {option: getattr(data, option) for option in data.tokenizer_options.split()}
-        made_from["training_words"] = words_fingerprint(read_words())
-        if accelerator.is_main_process and not Path(source).is_dir():
-            with folder_writer(Path(source)) as partial:
-                sentences = tqdm(read_words(), desc="making the tokenizer", unit=" sentences")
-                with errors_at(", ".join(data.train_files)):
-                    tokenizer = data.make_tokenizer(sentences, end_token="eos_token" in special_tokens)
-                save_tokenizer(tokenizer, partial)
-                write_json(partial / MADE_FROM, made_from)
-        accelerator.wait_for_everyone()
-        known = json.loads(Path(source, MADE_FROM).read_text(encoding="utf-8"))
-        changed = {option: value for option, value in made_from.items() if known.get(option) != value}
-        if changed:
-            raise ValueError(
-                f"The tokenizer in {source} was made with { ({name: known.get(name) for name in changed}) }, and now "
-                f"{changed} is asked for. Repeat the old values, pass it as tokenizer_name, or choose another "
-                "output_dir."
-            )
-    check_tokenizer_source(source)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    for kind in special_tokens:
-        if getattr(tokenizer, kind) is None:
-            raise ValueError(f"The tokenizer {source!r} has no {kind}. Set it and save the tokenizer.")
-    return tokenizer
-
-
-def words_fingerprint(sentences: Sentences) -> str:
-    """Hash the words of `sentences`; names of files do not count."""
-    digest = hashlib.sha256()
-    for words in sentences:
-        digest.update("\0".join(words).encode() + b"\n")
-    return digest.hexdigest()[:16]
+    batch_group_size: int = option(4096, "Sentences of similar length from which the batches are drawn.", minimum=1)

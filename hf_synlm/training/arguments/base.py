@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -35,33 +35,35 @@ class TrainingArguments:
         "this run is refused.",
     )
     seed: int = option(404, "Seed of initialization, data order, dropout and noise.")
-    per_device_train_batch_size: int = option(8, "Contexts or sentences per process and micro step.")
-    per_device_eval_batch_size: int = option(8, "Contexts or sentences per process in evaluation.")
-    gradient_accumulation_steps: int = option(1, "Micro steps per optimizer step.")
+    per_device_train_batch_size: int = option(8, "Contexts or sentences per process and micro step.", minimum=1)
+    per_device_eval_batch_size: int = option(8, "Contexts or sentences per process in evaluation.", minimum=1)
+    gradient_accumulation_steps: int = option(1, "Micro steps per optimizer step.", minimum=1)
     max_train_steps: int | None = option(
         None,
         "Optimizer steps of the run; default: those of --num-train-epochs, otherwise 1000. With both, the smaller "
         "number.",
+        minimum=1,
     )
     max_tokens: int | None = option(
-        None, "End the run with the step that reaches this many tokens, of all processes since step 0."
+        None, "End the run with the step that reaches this many tokens, of all processes since step 0.", minimum=1
     )
     max_time: float | None = option(
         None,
         "End the run after the first step that begins this many minutes after the start of training. The learning "
         "rate follows --max-train-steps all the same.",
+        minimum=0,
     )
-    num_train_epochs: int = option(0, "Passes through the data; 0: --max-train-steps decides.")
+    num_train_epochs: int = option(0, "Passes through the data; 0: --max-train-steps decides.", minimum=0)
     early_stopping_patience: int = option(
-        0, "Keep the best model, and stop after this many evaluations without a better model; 0: never stop."
+        0, "Keep the best model, and stop after this many evaluations without a better model; 0: never stop.", minimum=0
     )
-    learning_rate: float = option(5e-5, "Peak learning rate.")
+    learning_rate: float = option(5e-5, "Peak learning rate.", minimum=0)
     adam_beta1: float = option(0.9, "AdamW: decay of the first moment.")
     adam_beta2: float = option(0.999, "AdamW: decay of the second moment.")
     adam_epsilon: float = option(1e-6, "AdamW: term in the denominator.")
     adam_bias_correction: bool = option(True, "AdamW: use bias correction of the moments. GPST's authors do not.")
-    weight_decay: float = option(0.0, "AdamW: weight decay of matrices. Biases and norms have none.")
-    max_grad_norm: float = option(1.0, "Clip gradients to this norm; 0 disables.")
+    weight_decay: float = option(0.0, "AdamW: weight decay of matrices. Biases and norms have none.", minimum=0)
+    max_grad_norm: float = option(1.0, "Clip gradients to this norm; 0 disables.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
         "linear", "Decay after the warm-up: linear or cosine (both to 0), or constant."
     )
@@ -77,13 +79,18 @@ class TrainingArguments:
     dataloader_num_workers: int | None = option(
         None,
         "Processes that prepare batches, for each GPU. Default: 2 on a GPU. On a CPU 0: the program does it.",
+        minimum=0,
     )
-    profile: int = option(0, "Record this many steps with torch.profiler, after the first three steps; 0: none.")
-    logging_steps: int = option(10, "Log the losses every this many steps.")
-    evaluation_steps: int = option(0, "Steps between evaluations; 0: only before and after training.")
-    generation_steps: int = option(0, "Steps between samples of generated sentences with their trees; 0 disables.")
-    checkpointing_steps: int = option(0, "Steps between checkpoints; 0 disables.")
-    checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.")
+    profile: int = option(
+        0, "Record this many steps with torch.profiler, after the first three steps; 0: none.", minimum=0
+    )
+    logging_steps: int = option(10, "Log the losses every this many steps.", minimum=1)
+    evaluation_steps: int = option(0, "Steps between evaluations; 0: only before and after training.", minimum=0)
+    generation_steps: int = option(
+        0, "Steps between samples of generated sentences with their trees; 0 disables.", minimum=0
+    )
+    checkpointing_steps: int = option(0, "Steps between checkpoints; 0 disables.", minimum=0)
+    checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.", minimum=1)
     keep_at_words: str | None = option(
         None,
         "Numbers of words, such as 1M,2M,10M: save a checkpoint when so many have been read since step 0, and keep it.",
@@ -105,18 +112,6 @@ class TrainingArguments:
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite and is {value}.")
-        check_minimum(
-            self,
-            1,
-            "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps max_train_steps "
-            "max_tokens logging_steps checkpoints_total_limit",
-        )
-        check_minimum(
-            self,
-            0,
-            "num_train_epochs early_stopping_patience evaluation_steps generation_steps checkpointing_steps "
-            "learning_rate weight_decay max_grad_norm dataloader_num_workers max_time profile",
-        )
         if not 0 <= self.warmup_ratio <= 1:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
         self.word_marks = [_number_of_words(part.strip()) for part in (self.keep_at_words or "").split(",") if part]
@@ -156,9 +151,9 @@ class TrainingArguments:
 
 @dataclass
 class ModelArguments:
-    """The model to train, one of the table of `program`; empty: of any architecture."""
+    """The model to train, one of the table of `program`."""
 
-    program: ClassVar[str] = ""
+    program: ClassVar[str]
 
     architecture: str = option("", "Architecture of the model.")
     model_preset: str | None = option(None, "Published size to start from.")
@@ -170,10 +165,10 @@ class ModelArguments:
     model_name_or_path: str | None = option(None, "Continue from the weights and configuration of this model instead.")
 
     def __post_init__(self):
-        """Check the architecture, choose its default preset, and find the model to continue from."""
-        if self.program:
-            check_choice("architecture", self.architecture, list(ARCHITECTURES[self.program]))
-            self.model_preset = self.model_preset or self.row.preset
+        """Check the architecture, and find the model to continue from."""
+        if self.row.model is None:
+            reason = f"but a {self.architecture} is trained from scratch, and --config-overrides sets its sizes"
+            refuse(self, "model_name_or_path model_preset", reason)
         if self.model_name_or_path is not None:
             self.model_name_or_path = find_model(self.model_name_or_path)
             check_model_source(self.model_name_or_path)
@@ -181,12 +176,9 @@ class ModelArguments:
     @property
     def row(self) -> Architecture:
         """What the table says of the architecture."""
-        return ARCHITECTURES[self.program][self.architecture]
-
-
-def parts_of(model: type, data: type, arguments: type = TrainingArguments, **others: type) -> dict[str, type]:
-    """Arguments of a recipe, by the attribute that holds them, in the order of the help."""
-    return {"model_arguments": model, "data": data, **others, "arguments": arguments}
+        rows = ARCHITECTURES[self.program]
+        check_choice("architecture", self.architecture, list(rows))
+        return rows[self.architecture]
 
 
 # ---------------------------------------------------------------------------------------------- checks
@@ -197,20 +189,12 @@ def _number_of_words(text: str) -> int:
     return round(float(text.rstrip("KMB")) * {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1], 1))
 
 
-def check_minimum(arguments: Any, minimum: int, names: str) -> None:
-    """Raise ValueError if a field is smaller than `minimum`; `None` is allowed. `names` are divided by spaces."""
+def refuse(arguments: Any, names: str, reason: str) -> None:
+    """Raise ValueError for an option of `names` that is set and has no effect; `reason` says why."""
     for name in names.split():
         value = getattr(arguments, name)
-        if value is not None and value < minimum:
-            rule = f"be at least {minimum}" if minimum else "not be negative"
-            raise ValueError(f"{name} must {rule} and is {value}.")
-
-
-def refuse_trees(arguments: Any, architecture: str, names: str) -> None:
-    """Raise ValueError for an option about trees that is set; the architecture is a baseline without trees."""
-    for name in names.split():
-        if value := getattr(arguments, name):
-            raise ValueError(f"{name} is {value!r}, but {architecture} has no trees. Leave it out.")
+        if value and value != getattr(type(arguments), name, None):
+            raise ValueError(f"{name} is {value!r}, {reason}. Leave it out.")
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
@@ -258,8 +242,7 @@ def find_config(name: str) -> str:
     shipped = {path.stem: str(path) for path in sorted(CONFIGS.glob("*.yaml"))}
     if name in shipped:
         return shipped[name]
-    close = difflib.get_close_matches(Path(name).stem, shipped, 3)
-    hint = f"Did you mean {' or '.join(close)}?" if close else f"Shipped configurations: {', '.join(shipped)}."
+    hint = _similar(Path(name).stem, shipped) or f"Shipped configurations: {', '.join(shipped)}."
     raise ValueError(f"There is no config file and no shipped configuration {name!r}. {hint}")
 
 
@@ -316,7 +299,9 @@ def parse_arguments(
         args=[*config_flags(given), *rest], look_for_args_file=False, return_remaining_strings=True
     )
     if unknown:
-        raise _unknown_option(unknown[0], parser.names)
+        word = unknown[0].removeprefix("--").partition("=")[0].replace("-", "_")
+        hint = _similar(word, parser.names, flag_of) or "--help lists all options."
+        raise ValueError(f"{unknown[0]} is not an option of this program. {hint}")
     parsed = parsed[: len(types)]
     for arguments in parsed:
         for f in dataclasses.fields(arguments):
@@ -333,13 +318,11 @@ def _check_names(values: Collection[Any], names: Sequence[str], file: str | None
     """Raise ValueError for a name in a config file that is no argument."""
     for key in map(str, values):
         if key not in names:
-            close = difflib.get_close_matches(key, names, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else " --help lists all names."
-            raise ValueError(f"{file}: {key!r} is not an argument of this program.{hint}")
+            hint = _similar(key, names) or "--help lists all names."
+            raise ValueError(f"{file}: {key!r} is not an argument of this program. {hint}")
 
 
-def _unknown_option(option: str, names: Sequence[str]) -> ValueError:
-    word = option.removeprefix("--").partition("=")[0].replace("-", "_")
+def _similar(word: str, names: Collection[str], write: Callable[[str], str] = str) -> str:
+    """Ask whether a similar name is meant; empty if there is none."""
     close = [name for name in names if name.startswith(word)] + difflib.get_close_matches(word, names, 1, 0.75)
-    hint = f" Did you mean {flag_of(close[0])}?" if close else " --help lists all options."
-    return ValueError(f"{option} is not an option of this program.{hint}")
+    return f"Did you mean {write(close[0])}?" if close else ""
