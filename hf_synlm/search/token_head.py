@@ -39,8 +39,12 @@ class TokenHead:
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits [..., V] in float32 after vectors [..., D]."""
-        logits = self.layer(features).float()
+        logits = self.product(features).float()
         return logits if self.excluded is None else logits.index_fill(-1, self.excluded, float("-inf"))
+
+    def product(self, features: Tensor) -> Tensor:
+        """Logits [..., V] with those of excluded tokens."""
+        return self.layer(features)
 
     def log_probs(self, features: Tensor, tokens: Tensor) -> Tensor:
         """Log-probabilities [N] of tokens [N] after vectors [N, D]."""
@@ -54,7 +58,7 @@ class PackedTokenHead(TokenHead):
 
     def __init__(self, layer: Any, excluded: Tensor | None = None) -> None:
         self.weight, bias = weight_of(layer).detach(), unwrapped(layer).bias
-        super().__init__(self._product, len(self.weight))
+        super().__init__(layer, len(self.weight))
         if excluded is not None:
             bias = self.weight.new_zeros(self.vocab_size) if bias is None else bias
             bias = bias.index_fill(0, excluded, float("-inf"))
@@ -62,7 +66,8 @@ class PackedTokenHead(TokenHead):
         self._map = linear_map(self.weight, _ROWS, _USES, ONEDNN_TYPES, rows_vary=True)
         self._few: tuple[Any, Tensor] | None = None
 
-    def _product(self, features: Tensor) -> Tensor:
+    def product(self, features: Tensor) -> Tensor:
+        """Logits [..., V], those of excluded tokens -inf."""
         logits = self._map(features)
         return logits if self.bias is None else logits.add_(self.bias)
 

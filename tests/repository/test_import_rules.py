@@ -63,9 +63,9 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8680),
-    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8920),
-    "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6480),
+    "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8690),
+    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8930),
+    "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6490),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4000),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4450),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),

@@ -13,6 +13,7 @@ import torch
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
 from tests.helpers.architectures import ARCHITECTURES, build
+from tests.helpers.garbage import tensors_in_cycles
 
 SEARCHING = ("gpst", "rnng", "tree_lm", "urnng", "pushdown")
 NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
@@ -248,3 +249,7 @@ def test_batching_of_its_own_is_an_error(model):
 def test_embeddings_as_prompts_are_an_error(model):
     with pytest.raises((TypeError, ValueError), match="inputs_embeds"):  # of recurrent models, trees need the ids
         generate(model, None, inputs_embeds=torch.zeros(1, 2, 8), return_dict_in_generate=True)
+
+
+def test_searches_leave_no_tensors_to_the_garbage_collector(model):
+    assert not tensors_in_cycles(lambda: getattr(model, "parse", model.generate)(prompts()))

@@ -95,33 +95,20 @@ class PackedProducts(AbstractContextManager):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._forwards = {
-            layer: self._packed(layer)
+        self._maps = {
+            layer: linear_map(layer.weight.detach(), _ROWS, _USES, ONEDNN_TYPES, rows_vary=True)
             for layer in module.modules()
             if isinstance(layer, nn.Linear)
             and getattr(layer.forward, "__func__", None) is nn.Linear.forward
             and uses_onednn(layer.weight, ONEDNN_TYPES)
         }
 
-    def _packed(self, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-        """What takes the place of the layer's `forward`."""
-        product = linear_map(layer.weight.detach(), _ROWS, _USES, ONEDNN_TYPES, rows_vary=True)
-
-        def forward(input: Tensor) -> Tensor:
-            if get_ident() != self._thread or torch.is_grad_enabled() or torch.compiler.is_compiling():
-                return nn.Linear.forward(layer, input)
-            output = product(input.reshape(-1, input.shape[-1])).view(*input.shape[:-1], -1)
-            return output if layer.bias is None else output.add_(layer.bias)
-
-        return forward
-
     def __enter__(self) -> None:
-        self._thread = get_ident()
-        for layer, forward in self._forwards.items():
-            vars(layer)["forward"] = forward
+        for layer, product in self._maps.items():
+            vars(layer)["forward"] = _packed_forward(layer, product, get_ident())
 
     def __exit__(self, *_: Any) -> None:
-        for layer in self._forwards:
+        for layer in self._maps:
             vars(layer).pop("forward", None)
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -131,3 +118,15 @@ class PackedProducts(AbstractContextManager):
     def __reduce__(self) -> tuple[Any, ...]:
         """Ordinary products: a cache that is saved does not hold the model."""
         return nullcontext, ()
+
+
+def _packed_forward(layer: nn.Linear, product: Callable[[Tensor], Tensor], thread: int) -> Callable[[Tensor], Tensor]:
+    """A `forward` of the layer; it does not refer to `PackedProducts`, which would keep the maps until a collection."""
+
+    def forward(input: Tensor) -> Tensor:
+        if get_ident() != thread or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return nn.Linear.forward(layer, input)
+        output = product(input.reshape(-1, input.shape[-1])).view(*input.shape[:-1], -1)
+        return output if layer.bias is None else output.add_(layer.bias)
+
+    return forward

@@ -23,6 +23,7 @@ from hf_synlm.models.tree_lm.stack_machine import TreeLMStackMachine
 from hf_synlm.search import tree_attention
 from hf_synlm.trees.codecs import LabeledCodec, binary_constituents
 from hf_synlm.trees.transitions import TransitionSystem
+from tests.helpers.garbage import tensors_in_cycles
 from tests.helpers.goldens import cases_of, read_meta, read_tensors
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
 from tests.reference.rnng_search import Grammar, log_sum_exp
@@ -434,6 +435,7 @@ def test_a_decoder_of_transformers_is_the_backbone(kind, tmp_path):
     model = TreeLMForCausalLM.from_backbone(tmp_path / "decoder", ["NP", "S"], scoring_num_beams=20)
     ids = torch.tensor([[5, 6, 7]])
     output = model.parse(ids, num_return_sequences=3, normalization="train")
+    assert not tensors_in_cycles(lambda: model.parse(ids))
     # The same ids, labels included, through the decoder with the tables of both.
     decoder.resize_token_embeddings(TINY["vocab_size"] + 4)
     for table, parts in (
