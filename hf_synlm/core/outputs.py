@@ -111,7 +111,7 @@ class ParseOutput(ModelOutput):
         actions: [B, N, A] action ids (GEN 0, COMP 1, padding -1; labeled trees: see `TransitionSystem`, padding 0).
         log_probs: [B, N] log p(text, tree), with the end of the text (for GPST, that its tree is complete); -inf if a
             beam holds fewer hypotheses. `None` for methods without probabilities. Under normalization "search" (RNNG,
-            Tree LM) they may be out of order, because the search that ranks the trees knows the length.
+            Tree LM) they may be out of order: the search ranks trees of a text whose length it knows.
         token_log_probs: [B, T] prefix marginal ratios log p(x_1..t) - log p(x_1..t-1), each marginal summed over the
             beam. Their sum is the log-probability of all texts that begin with this one (under normalization "search",
             RNNG and Tree LM, of those that do not end sooner), before the trees are closed. 0 at padding.

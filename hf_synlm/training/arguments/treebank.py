@@ -115,8 +115,8 @@ class RNNGModelArguments(ModelArguments):
 
     architecture: str = option(
         "rnng",
-        "'rnng' (left-corner with --config-overrides transition_system=in_order), or a baseline without trees: 'lstm', "
-        "or 'gpt2', which has no preset.",
+        "'rnng' (left-corner with --config-overrides transition_system=in_order). Baselines without trees: 'lstm', "
+        "and 'gpt2', which has no preset.",
     )
 
 
