@@ -327,9 +327,19 @@ _AXES = {
 }
 
 
-_NUMBER = re.compile(r"(-?[\d.]+(e[+-]?\d+)?)?")
 # Measures that a row of several words has as the sum of its words.
 _SUMS = re.compile(r"(surprisal|lexical|structural)_(bits|nats)|n_(tokens|actions)|nae")
+
+
+def _drawable(path: Path, number: int, name: str, value: str) -> float:
+    """The number in a cell of a table, NaN if it is empty."""
+    try:
+        found = float(value or "nan")
+    except ValueError:
+        found = math.inf
+    if math.isinf(found) or (value and math.isnan(found)):
+        raise ValueError(f"{path}: row {number}: {value!r} in {name!r} cannot be drawn: take it out, or see --score")
+    return found
 
 
 def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str] | None) -> None:
@@ -350,18 +360,18 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
     table = pandas.DataFrame(rows).assign(own=lambda rows: rows.get("file", "") + rows["item"])
     places, drawn, titles = list(table[x].unique()), dict[str, list[tuple[float, float]]](), list[str]()
     for name in names:
-        for number, value in enumerate(table[name], 1):
-            if not _NUMBER.fullmatch(value):
-                raise ValueError(f"{path}: row {number}: {value!r} in {name!r} cannot be drawn: take it out")
+        values = pandas.Series([_drawable(path, number, name, value) for number, value in enumerate(table[name], 1)])
+        if values.isna().all():
+            raise ValueError(f"{path}: the column {name!r} holds no number. Name another by --score")
         line = table[by] if by else pandas.Series(name, table.index)
         line = line + f", {name}" if by and len(names) > 1 else line
         keys = [line, table[x], table["own"], table["sentence_id"]]
-        of_texts = pandas.to_numeric(table[name]).dropna().groupby(keys, sort=False)
+        of_texts = values.dropna().groupby(keys, sort=False)
         is_sum = _SUMS.match(name) is not None
         of_items = (of_texts.sum() if is_sum else of_texts.mean()).groupby(level=[0, 1, 2], sort=False).mean()
         found = of_items.groupby(level=[0, 1], sort=False).agg(["mean", "sem"])
         for one in line.unique():
-            of_line = found.xs(one).reindex(places)
+            of_line = found.reindex([(one, place) for place in places])
             drawn[one] = list(zip(of_line["mean"], of_line["sem"].fillna(0.0), strict=True))
         titles.append(f"{'sum' if is_sum else 'mean'} of {name} per {x}")
     plot_lines(

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command lines made of dataclasses: flags, and config files in YAML or JSON."""
 
-from argparse import ArgumentTypeError
+from argparse import Action, ArgumentTypeError
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -70,9 +72,10 @@ class ArgumentParser(HfArgumentParser):
             action.option_strings = [flag_of(long)]  # what is shown; what is parsed stands in a table of the parser
         return action
 
-    def takes_several(self, flag: str) -> bool:
-        """Whether an option takes a list of values."""
-        return getattr(self._option_string_actions.get(flag), "nargs", None) == "*"
+    def counts(self, words: Iterable[str]) -> Counter[Action]:
+        """How often the words of a command line name each option, in any of its spellings."""
+        known = (self._option_string_actions.get(word.partition("=")[0]) for word in words)
+        return Counter(action for action in known if action is not None)
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError instead of printing all options."""

@@ -157,7 +157,7 @@ def test_brackets_at_the_margin_may_be_inside_of_trees(caplog: pytest.LogCapture
     long = "(ROOT\n  (S (A a)))\n"
     assert len(read(f"{long}{odd}{long}")) == 3
     assert "<text>: brackets begin in column 0 inside of 1 of 3 trees, first in line 4" in caplog.text
-    assert "that the tree of line 3 goes on" in caplog.text
+    assert "that the tree of line 3 continues there" in caplog.text
     refuse(f"(S (A a))\n{odd}(S (A a))", ":2: .*line 3")
     caplog.clear()
     assert len(read(f"(NP (A a))\n{odd}{odd}")) == 3 and not caplog.text

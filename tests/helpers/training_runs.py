@@ -160,12 +160,23 @@ def reset_accelerate() -> None:
         state._reset_state()
 
 
+def last_wins(argv: Sequence[str]) -> list[str]:
+    """A command line without the options that are given again behind, which the programs refuse for lists."""
+    groups: list[list[str]] = []
+    for word in argv:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    last = {group[0].partition("=")[0].replace("_", "-"): group for group in groups}
+    return [word for group in last.values() for word in group]
+
+
 def run_here(script: str, argv: Sequence[str], cache: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Run a script in this process; what it printed and its results."""
     reset_accelerate()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", Path(cache))
-        importlib.import_module(f"hf_synlm.training.programs.{script}").main(list(argv))
+        importlib.import_module(f"hf_synlm.training.programs.{script}").main(last_wins(argv))
     return {"stdout": capsys.readouterr().out, **results_of(Path(argv[argv.index("--output-dir") + 1]))}
 
 

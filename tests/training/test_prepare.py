@@ -500,7 +500,11 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
         ("a.json", '[{"text": "x"}', "a.json is not JSON"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
-        ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give it to --train-trees"),
+        (
+            "a.txt",
+            b"( (S (NP (DT The) (NN cat)))\n)",
+            "a.txt begins with a tree. Give its words as text, or",
+        ),
         ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
         ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
         ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),

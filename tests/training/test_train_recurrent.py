@@ -35,7 +35,7 @@ from hf_synlm.training.programs import train_recurrent
 from hf_synlm.training.tasks import stream_batches, text_recipe
 from hf_synlm.training.tasks import stream_schedule as schedules
 from tests.helpers.goldens import read_case
-from tests.helpers.training_runs import PACKAGE_FILES, results_of, sample_treebank
+from tests.helpers.training_runs import PACKAGE_FILES, last_wins, results_of, sample_treebank
 
 SMALL = {
     "on_lstm": "embedding_size=8,hidden_size=12,num_layers=2,chunk_size=4",
@@ -52,12 +52,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def flags(corpus: dict[str, str], output_dir: Path, architecture: str, *more: str) -> list[str]:
-    return [
+    given = [
         *("--architecture", architecture, "--config-overrides", SMALL[architecture], "--output-dir", str(output_dir)),
         *("--train-files", corpus["train"], "--validation-files", corpus["valid"], "--test-files", corpus["test"]),
         *("--per-device-train-batch-size", "3", "--per-device-eval-batch-size", "2", "--bptt", "8"),
         *("--learning-rate", "1", "--logging-steps", "1", "--parse-sentences", "4", *more),
     ]
+    return last_wins(given)
 
 
 def parse(*flags: str) -> tuple:

@@ -190,7 +190,7 @@ class RNNGModel(TreeStates, RNNGPreTrainedModel):
     ) -> tuple[Tensor | None, ...] | None:
         """Hidden states [B, T, *] after each token, 0 at padding, and None at places that are not wanted.
 
-        `layers` has the states [P, h] of each layer after every push. `states` has the vectors [A, w] before every action.
+        `layers` has the states [P, h] of each layer after every push, `states` the vectors [A, w] before every action.
         """
         mask = given.mask
         if not given.wanted:

@@ -7,7 +7,6 @@ import difflib
 import math
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,7 +278,6 @@ def parse_arguments(
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     known, rest = first.parse_known_args(argv)
-    flags = Counter(word.partition("=")[0] for word in argv if word.startswith("--"))
     parser = ArgumentParser(types, allow_abbrev=False, description=description)
     parser.add_argument(
         "--config",
@@ -287,9 +285,10 @@ def parse_arguments(
         "gpst_tiny; flags win.",
     )
     parser.add_argument("--list-configs", action="store_true", help="List the shipped configurations, and end.")
-    for flag, count in flags.items():
-        if count > 1 and (flag == "--config" or parser.takes_several(flag)):
-            raise ValueError(f"{flag} is given {count} times: give it once, with all of its values behind it.")
+    for action, count in parser.counts(argv).items():
+        if count > 1 and (action.dest == "config" or action.nargs == "*"):
+            remedy = "once" if action.dest == "config" else "once, with all of its values behind it"
+            raise ValueError(f"{flag_of(action.dest)} is given {count} times: give it {remedy}.")
     files = [read_config_file(find_config(name)) for name in (base, known.config) if name]
     values = {name: value for file in files for name, value in file.items() if value or name not in MAPPINGS}
     _check_names(values, parser.names, known.config)

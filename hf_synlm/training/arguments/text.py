@@ -260,6 +260,8 @@ class RecurrentTrainingArguments(TrainingArguments):
         "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of a process.",
         minimum=1,
     )
+    without_layers = "gradient_checkpointing torch_compile"
+
     learning_rate: float = option(30.0, "Learning rate of the first phase.", minimum=0)
     adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
     weight_decay: float = option(
@@ -273,7 +275,7 @@ class RecurrentTrainingArguments(TrainingArguments):
         """Check the values."""
         super().__post_init__()
         refuse(self, "lr_scheduler_type warmup_ratio num_warmup_steps", "but the rate follows schedule")
-        refuse(self, "gradient_checkpointing torch_compile", "but these models have no layers to apply it to")
+        refuse(self, self.without_layers, "but these models have no layers to apply it to")
         refuse(self, "evaluation_steps", "but evaluations follow epochs here")
 
 

@@ -218,6 +218,8 @@ class VariationalArguments:
 class URNNGTrainingArguments(RecurrentTrainingArguments):
     """The arguments of all programs; epochs decide about rates and evaluations here."""
 
+    without_layers = "gradient_checkpointing"
+
     per_device_train_batch_size: int = option(16, "Sentences per process and micro step.", minimum=1)
     learning_rate: float = option(1.0, "SGD: rate of the model without the action head.", minimum=0)
     weight_decay: float = option(0.0, "L2 penalty, added to the gradients after the clipping.", minimum=0)

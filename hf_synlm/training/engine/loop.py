@@ -214,8 +214,8 @@ class TrainingLoop:
         means, speed = self.recipe.summarize(self.meter.read(step)), self.speed.read()
         self.bar.set_postfix({name: f"{value:.3f}" for name, value in means.items()} | for_bar(speed))
         rates: dict[str, float] = {}
-        for group, rate in zip(run.optimizer.param_groups, run.schedule.get_last_lr(), strict=True):
-            rates.setdefault("/".join(filter(None, ["learning_rate", group.get("name")])), rate)
+        for name, rate in zip(run.rate_names, run.schedule.get_last_lr(), strict=True):
+            rates.setdefault("/".join(filter(None, ["learning_rate", name])), rate)
         values = {f"train/{name}": value for name, value in means.items()}
         values |= {f"speed/{name}": value for name, value in speed.items()}
         run.accelerator.log({**values, **rates}, step=step)

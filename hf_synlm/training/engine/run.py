@@ -114,6 +114,10 @@ class Run:
     schedule: Any
     state: TrainingState
 
+    def __post_init__(self) -> None:
+        """Note the names of the learning rates: older checkpoints lack them, and loading would lose them."""
+        self.rate_names = [group.get("name") for group in self.optimizer.param_groups]
+
     @property
     def output_dir(self) -> Path:
         """Folder of the run."""

@@ -235,7 +235,6 @@ class GlueRecipe(FineTuning):
     program = "finetune_glue"
     task = "text-classification"
     auto_class = AutoModelForSequenceClassification
-    score = "score"
     data: GlueArguments
     held_out: dict[str, ExampleDataset]
 
@@ -247,6 +246,7 @@ class GlueRecipe(FineTuning):
         """Read and encode the tables, load the model with a classifier for the task."""
         data, accelerator = self.data, self.accelerator
         self.text_task, tables = read_tables(accelerator, data)
+        self.score = " and ".join(self.text_task.main_metrics)
         self.sources = [
             describe_table(name, part.place, part.table, self.text_task.text_columns, part.labels)
             for name, part in tables.items()
