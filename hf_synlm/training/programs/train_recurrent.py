@@ -69,8 +69,8 @@ class RecurrentRecipe(TextRecipe):
         accumulation = self.arguments.gradient_accumulation_steps
         if self.data.batching == "stream" and accumulation > 1:
             raise ValueError(
-                f"--gradient-accumulation-steps is {accumulation}, but the segments of a stream are read in order. Use a "
-                "larger --per-device-train-batch-size."
+                f"--gradient-accumulation-steps is {accumulation}, but the segments of a stream are read in order. "
+                "Use a larger --per-device-train-batch-size."
             )
 
     def make_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
