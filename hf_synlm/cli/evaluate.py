@@ -291,7 +291,9 @@ def plot(
     """
     outputs.check_out(out, overwrite, *results, check=outputs.check_picture)
     is_table = results[0].suffix.lower() == ".tsv"
-    if is_table != (x is not None) or (is_table and (len(results) > 1 or label)) or (by and x is None):
+    if x is not None and not is_table:
+        raise ValueError(f"{results[0]}: --x needs a table of `synlm surprisal` with the ending .tsv")
+    if (is_table and (x is None or len(results) > 1 or label)) or (by and x is None):
         raise ValueError(
             "one table of `synlm surprisal` (.tsv) needs --x COLUMN; it takes --x and --by, but not --label"
         )
@@ -313,14 +315,16 @@ def plot(
     if any(name in baseline for name in names):
         means["right branching"] = [baseline.get(name, math.nan) for name in names]
     axis, limit = _AXES.get(task, ("score", None))
-    title = "\n".join(filter(None, [f"{task}: {named}", loaded[0].options.get("convention", "").partition(",")[0]]))
+    rules = loaded[0].options.get("convention", "").split("; ")
+    # Names of bars tell several conventions.
+    title = "\n".join([f"{task}: {named}", *(rule.partition(",")[0] for rule in rules if rule and len(rules) == 1)])
     plot_bars(out, names, means, deviations=deviations, title=title, axis=axis, limit=limit, chance=chance)
     outputs.say(f"wrote {out}")
 
 
 # What the scores of a task are, and where their axis ends.
 _AXES = {
-    "parsing": ("%", 100.0),
+    **dict.fromkeys(("parsing", "parsing by conventions"), ("%", 100.0)),
     "perplexity": ("perplexity", None),
     "reading": ("Delta log-likelihood (nats per word)", None),
     **dict.fromkeys(("syntaxgym", "blimp", "pairs"), ("accuracy", 1.0)),

@@ -507,8 +507,7 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
 
     if counts["unknown_words"]:
         if not has_words(scorer.tokenizer):
-            left_out = ", or punctuation is left out" if tokenize != "words" else ""
-            remedy = f"its tokenizer lacks some of their characters{left_out}"
+            remedy = "its tokenizer lacks some of their characters"
         elif tokenize == "words" and may_split:
             remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
         else:

@@ -178,8 +178,10 @@ def treebank(
     unknown_tags = cleaning.count_unknown_tags(sentence for sentence, converted in sentences if not converted)
     cleaned = (cleaning.clean(sentence, converted, left_out) for sentence, converted in sentences)
     kept = [sentence for sentence in cleaned if sentence is not None]
+    remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
     if not kept:
-        raise ValueError(f"no tree is left of {', '.join(map(str, trees))}: {dict(left_out)}. Leave options out.")
+        names, why = ", ".join(map(str, trees)), "; ".join(remarks) or "it has none"
+        raise ValueError(f"no tree is left of {names}: {why}. Leave options out.")
     write_text(out, "".join(f"{sentence_to_brackets(sentence)}\n" for sentence in kept))
     num_words = sum(len(sentence.words) for sentence in kept)
     facts: dict[str, Any] = {"trees": len(kept), "words": num_words, "left_out": dict(left_out)}
@@ -188,7 +190,6 @@ def treebank(
         facts["dependencies"] = {**DEPENDENCY_OPTIONS, **of_dependencies, **changed}
     files = {"inputs": inputs, "output": describe_files([out])}
     write_json(outputs.meta_file(out), {**facts, **files, "command": outputs.command_line.get()})
-    remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
     remarks += [f"{count:,} {what}" for what, count in (+changed).items()]
     outputs.say(", ".join([f"wrote {plural(len(kept), 'tree')} of {plural(num_words, 'word')} to {out}", *remarks]))
 

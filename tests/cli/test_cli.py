@@ -475,6 +475,9 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
     assert message.endswith("(.tsv) needs --x COLUMN; it takes --x and --by, but not --label")
     message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     assert "no column 'place'" in message
+    out.with_suffix(".csv").write_bytes(out.read_bytes())
+    message = fail(capsys, "evaluate", "plot", out.with_suffix(".csv"), "--x", region, "--out", tmp_path / "b.svg")
+    assert "--x needs a table of `synlm surprisal` with the ending .tsv" in message
     (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\n1\t1\t1\t2.5\n1\t1\t2\tinf\n")
     drawing = ("evaluate", "plot", tmp_path / "words.tsv", "--x", "place", "--score", "b", "--out", tmp_path / "b.svg")
     assert "row 2: 'inf' in 'b' cannot be drawn" in fail(capsys, *drawing)
@@ -531,6 +534,11 @@ def test_texts_without_a_condition_are_refused_by_the_column_that_tells_them(tmp
         read_items(tmp_path / "a.tsv", word_column="words")
     names = ("type", 4) if cells else ("item", 2)
     assert len(read_items(tmp_path / "a.tsv", word_column="words", sentence_column=names[0])) == names[1]
+    # A condition may have the regions in another order.
+    rows = [f"1\t{region}\tword{n}" for n, region in enumerate("abcdacbd")]
+    (tmp_path / "a.tsv").write_text("\n".join(["item\tregion\twords", *rows]) + "\n")
+    with pytest.raises(ValueError, match="'region' begins anew inside item '1', with 'a'"):
+        read_items(tmp_path / "a.tsv", word_column="words")
 
 
 def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):

@@ -601,6 +601,9 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     result = load_result(files / "table.json")
     baselines = {key: value for key, value in result.scores.items() if key.endswith(" right branching")}
     assert result.scores == {**single, **baselines} and len(baselines) == 3
+    run(capsys, "evaluate", "plot", files / "table.json", "--out", files / "table.svg")
+    texts = {text.strip() for text in ElementTree.parse(files / "table.svg").getroot().itertext()}
+    assert {"%", "gpst on_lstm", "parsing by conventions: table"} <= texts and "gpst: sentence F1" not in texts
     treebank = load_treebank(sample_path("trees.test.txt"), max_sentences=12)
     assert baselines["gpst right branching"] == score_baselines(treebank)["right"].numbers()["f1"]
     rows = result.tables["F1 (%)"]

@@ -365,6 +365,8 @@ def test_treebank_command(tmp_path, capsys):
     assert "such as FOO, BAR" in (said := capsys.readouterr().err) and "--punctuation-by form" in said
     assert main([*other, "--punctuation-by", "form"]) == 0
     assert (tmp_path / "d.out").read_text() == "(S (FOO a) (NN b) (BAR c))\n"
+    assert main(["treebank", str(tmp_path / "d.out"), "--max-words", "2", "--out", str(tmp_path / "f.out")]) == 2
+    assert "d.out: 1 left out (more than 2 words). Leave options out." in capsys.readouterr().err
     # What `synlm parse` writes has no tags, and perhaps no labels.
     (tmp_path / "e.txt").write_text("((the cat) (sat .))\n\n(go (on .))\n", encoding="utf-8")
     parses = ["treebank", str(tmp_path / "e.txt"), "--from", "parses", "--out", str(tmp_path / "e.out")]

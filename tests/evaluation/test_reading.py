@@ -471,6 +471,9 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     write(tables / "bad.tsv", infinite, OF_TIMES)
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
     assert "bad.tsv: row 4 has 'inf' in 'mean_rt', which is not a number" in error
+    write(tables / "bad.tsv", [{**row, "mean_rt": 250} for row in WORDS], OF_TIMES)
+    error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
+    assert "bad.tsv: all reading times in 'mean_rt' are 250" in error
     # A word that a grammar cannot derive has no surprisal that a regression takes.
     endless = [{**row, "surprisal_bits": "inf" if i == 60 else row["surprisal_bits"]} for i, row in enumerate(WORDS)]
     write(tables / "s.tsv", endless, OF_SURPRISALS)
@@ -608,6 +611,16 @@ def test_frequencies_of_a_file(tables, capsys):
     assert run(capsys, *files)[0]["options"]["frequencies"] == "counts.tsv"
     (tables / "commas.tsv").write_text("the\t1,000\nthen\t2\n")
     assert "'1,000' in the first row is not a number" in fail(capsys, *COMMON[:-1], "commas.tsv")
+    (tables / "logs.tsv").write_text("word\tcount\nthe\t3\nthen\t-4.5\n")
+    assert "logs.tsv: row 2 has -4.5 in 'count', and there are no counts below 0" in fail(
+        capsys, *COMMON[:-1], "logs.tsv"
+    )
+    write(tables / "four.tsv", WORDS, OF_TIMES[:4])
+    said = "four.tsv has sentence_id, word_id, word, mean_rt. Give words in the first of two columns"
+    assert said in fail(capsys, *COMMON[:-1], "four.tsv")
+    ranked = "".join(f"0\t{line}\n" for line in lines.splitlines())
+    (tables / "counts.tsv").write_text(f"rank\tword\tcount\n{ranked}")
+    check(run(capsys, *files)[0], slow(rows))
     result, said = run(capsys, *COMMON[:-2])
     assert "no word frequency" in said and "frequency_0" not in result["tables"]["baseline"][0]["columns"]
     assert "frequency needs --frequencies" in fail(capsys, *COMMON[:-2], "--baseline", "frequency,length")

@@ -45,6 +45,9 @@ def test_a_text_and_a_treebank_meet(scorer):
 def test_marks_are_left_out_where_a_user_says_so(scorer):
     (text,) = scorer.encode([TEXT.split()], "no-punctuation")
     assert scorer.tokenizer.decode(text.ids) == "We can't ask for peace" and text.num_words == 5
+    # A mark that is a word of its own is not unknown.
+    (text,) = scorer.encode([LEAVES], "no-punctuation")
+    assert text.num_words == len(LEAVES) and not text.unknown
 
 
 def test_the_text_of_a_user_stays(scorer):

@@ -680,7 +680,7 @@ def test_other_programs_read_only_named_trees(tmp_path: Path) -> None:
     mine = write(tmp_path / "mine.mrg", "(S (PRP we) (VBP rest))\n")
     with pytest.raises(ValueError, match="No training text is named"):
         DataArguments(validation_files=[mine]).sources("train")
-    with pytest.raises(ValueError, match="train_files are not set, but other files are"):
+    with pytest.raises(ValueError, match="--train-files are not set, but other files are"):
         SentenceFileArguments(validation_files=[mine])
     with pytest.raises(ValueError, match="validation_trees is not set. Pass --validation-trees"):
         InductionArguments(train_trees=[mine])

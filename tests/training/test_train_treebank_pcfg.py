@@ -185,7 +185,7 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert bits * math.log(2) == pytest.approx(nats, rel=1e-4)
     known = tokenizer.get_vocab()
     assert any(token.startswith("UNK-") for token in known)
-    with pytest.raises(ValueError, match="exists. Choose another output_dir, or pass overwrite_output_dir"):
+    with pytest.raises(ValueError, match="exists. Choose another --output-dir, or pass --overwrite-output-dir"):
         train_treebank_pcfg.main(flags)
     train_treebank_pcfg.main([*flags, "--overwrite-output-dir", "true", "--parent-annotation", "false"])
     assert load_pretrained(str(out))[0].config.num_nonterminals < model.config.num_nonterminals

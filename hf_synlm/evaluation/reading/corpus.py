@@ -70,16 +70,32 @@ def _wordfreq(given: str) -> Callable[[str], float]:
 
 
 def _read_counts(path: str) -> dict[str, float]:
-    """The second column of a table by the first one; the table may lack a header."""
+    """The columns word and count of a table, or both columns of one that may lack a header."""
     table = read_rows(Path(path))
-    if len(table.columns) < 2:
-        raise ValueError(f"--frequencies {path}: the first column must hold words, the second their counts")
-    first, second = table.columns[:2]
-    counts = dict(zip(table[first], numbers(table, second), strict=True))
+    names = ["word", "count"] if {"word", "count"} <= set(table) else list(table.columns)
+    if len(names) != 2:
+        raise ValueError(
+            f"--frequencies: {columns_of(table)}. Give words in the first of two columns and their counts in the "
+            "second, or call the columns word and count"
+        )
+    first, second = names
+    counts = dict(zip(table[first], _not_negative(table, second), strict=True))
     count = pd.to_numeric(second, errors="coerce")
     if math.isnan(count) and second[:1].isdigit():
         raise ValueError(f"--frequencies {path}: {second!r} in the first row is not a number: write it without commas")
     return counts if math.isnan(count) else {first: float(count), **counts}
+
+
+def _not_negative(table: pd.DataFrame, column: str) -> np.ndarray:
+    """A column of counts; ValueError names the first row below 0."""
+    found = numbers(table, column)
+    if (found < 0).any():
+        row = int((found < 0).argmax())
+        raise ValueError(
+            f"--frequencies: {table.attrs['name']}: row {row + 1} has {found[row]:g} in {column!r}, and there are no "
+            "counts below 0: give counts, not their logarithms"
+        )
+    return found
 
 
 @dataclasses.dataclass
@@ -173,7 +189,13 @@ def _times(times: pd.DataFrame, column: str, reader: str, remarks: list[str]) ->
         remarks.append(
             f"{out.sum():,} of {len(found):,} times are not in {SHORTEST} to {LONGEST:,} ms and do not count"
         )
-    return np.where(out & bool(reader), np.nan, found)
+    found = np.where(out & bool(reader), np.nan, found)
+    if pd.Series(found).nunique() == 1:
+        raise ValueError(
+            f"{times.attrs['name']}: all reading times in {column!r} are {np.nanmax(found):g}, and a regression cannot "
+            "predict a constant: name another column (--rt-column)"
+        )
+    return found
 
 
 def _name_sentences(text: pd.DataFrame, remarks: list[str]) -> None:
@@ -229,9 +251,9 @@ def _check_order(text: pd.DataFrame) -> None:
 def _counts(given: str, text: pd.DataFrame, times: pd.DataFrame, of_times: np.ndarray) -> pd.Series:
     """Frequencies of the words: a column of the text or of the times, or as `counter` finds them."""
     if given in text:
-        return pd.Series(numbers(text, given))
+        return pd.Series(_not_negative(text, given))
     if given in times:
-        return pd.Series(numbers(times, given)).groupby(of_times).mean().reindex(text.index)
+        return pd.Series(_not_negative(times, given)).groupby(of_times).mean().reindex(text.index)
     if not given.startswith(WORDFREQ) and not Path(given).is_file():
         raise ValueError(f"--frequencies {given} is neither a file nor a column; {columns_of(times)}")
     return pd.Series(map(counter(given), text["word"]), dtype=float)

@@ -272,6 +272,8 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
         first, others = values[:size], values[size:]
         if _PLACES.fullmatch(column):  # where a text may lack the last ones
             is_again = size > 1 and len(others) > 1 and (size <= len(others) or values[0].isdecimal())
+            if sorted(first) == sorted(others[:size]):
+                others[:size] = first  # a condition may order regions in its own way
         else:
             is_again = size > 2 and len(others) % size == 0
         if is_again and _begins_anew(first, others[:size]):

@@ -56,7 +56,7 @@ class EncodedText:
         word_of_token: for each token the index of its word, -1 for tokens between sentences.
         num_words: words of the text; some may have no token.
         context: token ids of complete sentences before it.
-        unknown: indices of the words that have no token, or only a token for unknown words.
+        unknown: indices of words with a part that has no token, or only one for unknown words; not of marks left out.
         leaf_of_token: for each token the index of its leaf in a tree, if words are split; default: `word_of_token`.
     """
 
@@ -341,16 +341,13 @@ def encode_rows(
     """Like `encode_sentences`, but words may have white space inside, or be empty and have no token."""
     parts = [[word.split() for word in words] for words in sentences]
     texts = encode_sentences(tokenizer, [list(chain.from_iterable(words)) for words in parts], tokenize, text_style)
-    joined = [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]
-    for words, text in zip(parts, joined, strict=True):
-        text.unknown -= {place for place, word in enumerate(words) if not word}  # nothing is unknown of them
-    return joined
+    return [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]
 
 
 def _join_pieces(words: Sequence[Sequence[str]], text: EncodedText) -> EncodedText:
     """A text of pieces as a text of the words that have them."""
     owners = [number for number, pieces in enumerate(words) for _ in pieces]
-    unknown = {owners[piece] for piece in text.unknown} | {number for number, pieces in enumerate(words) if not pieces}
+    unknown = {owners[piece] for piece in text.unknown}  # nothing is unknown of a word without pieces
     of_words, leaves = [owners[k] for k in text.word_of_token], text.leaf_of_token or text.word_of_token
     return EncodedText(text.ids, of_words, len(words), unknown=frozenset(unknown), leaf_of_token=leaves)
 

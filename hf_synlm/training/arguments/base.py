@@ -107,7 +107,7 @@ class TrainingArguments:
     def __post_init__(self):
         """Check the values, so that a wrong one fails before any work is done."""
         if not self.output_dir:
-            raise ValueError("output_dir is not set. Pass --output-dir FOLDER or set it in the config file.")
+            raise ValueError("--output-dir is not set. Pass --output-dir FOLDER or set it in the config file.")
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite and is {value}.")
@@ -115,7 +115,7 @@ class TrainingArguments:
             raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
         self.word_marks = [_number_of_words(part.strip()) for part in (self.keep_at_words or "").split(",") if part]
         if self.push_to_hub and not self.hub_model_id:
-            raise ValueError("push_to_hub needs a repository. Pass --hub-model-id OWNER/NAME.")
+            raise ValueError("--push-to-hub needs a repository. Pass --hub-model-id OWNER/NAME.")
         if self.with_tracking:  # accelerate would ignore a tracker that is unknown or not installed
             from accelerate.tracking import get_available_trackers  # imports torch, which --list-configs does not need
             from accelerate.utils import LoggerType
@@ -132,7 +132,7 @@ class TrainingArguments:
         if self.profile and self.profile + STEPS_BEFORE_PROFILE > self.num_steps:
             raise ValueError(
                 f"profile is {self.profile}, after {STEPS_BEFORE_PROFILE} other steps, but the run has "
-                f"{self.num_steps}. Raise max_train_steps or lower profile."
+                f"{self.num_steps}. Raise --max-train-steps or lower --profile."
             )
 
     @property

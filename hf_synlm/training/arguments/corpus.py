@@ -89,7 +89,7 @@ class CorpusArguments:
                 f"train_split is {self.train_split!r}, but {self.dataset_name!r} is one split. Leave it out."
             )
         if self.dataset_name is not None and self.train_files:
-            raise ValueError("dataset_name and train_files are both given. Choose one source of text.")
+            raise ValueError("--dataset-name and --train-files are both given. Choose one source of text.")
         if self.validation_split == "none" or is_saved_split(self.dataset_name):
             self.validation_split = None
         if not self.names_text and not self.takes_finished:

@@ -43,7 +43,7 @@ class ModelArguments:
     def __post_init__(self):
         """Check that model and tokenizer exist."""
         if not self.model_name_or_path:
-            raise ValueError("model_name_or_path is not set. Fine-tuning begins with a pretrained model.")
+            raise ValueError("--model-name-or-path is not set. Fine-tuning begins with a pretrained model.")
         self.model_name_or_path = find_model(self.model_name_or_path)
         check_model_source(self.model_name_or_path)
         check_tokenizer_source(self.tokenizer_name or self.model_name_or_path)
@@ -100,17 +100,17 @@ class GlueArguments(TableArguments):
         if self.task_name is not None:
             self.task_name = glue_task(self.task_name).name
         if self.dataset_name is not None and self.train_file is not None:
-            raise ValueError("dataset_name and train_file are both given. Choose one source of examples.")
+            raise ValueError("--dataset-name and --train-file are both given. Choose one source of examples.")
         if (self.train_file is None) != (self.validation_file is None):
-            raise ValueError("train_file and validation_file belong together. Pass both or none.")
+            raise ValueError("--train-file and --validation-file belong together. Pass both or none.")
         if self.task_name is None and self.train_file is None and self.dataset_name is None:
             raise ValueError("No training data are given. Pass --task-name, --train-file or --dataset-name.")
         if self.task_name != "mnli":
-            refuse(self, "validation_mismatched_file", "which belongs to task_name mnli")
+            refuse(self, "validation_mismatched_file", "which belongs to --task-name mnli")
         if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
             raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file too.")
         if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
-            raise ValueError("text_columns names one or two columns of a table of your own. Leave it out.")
+            raise ValueError("--text-columns names one or two columns of a table of your own. Leave it out.")
         if self.max_length < 4:
             raise ValueError(f"max_length is {self.max_length}, but a pair and its two marks need at least 4.")
 
@@ -152,7 +152,7 @@ class SummaryArguments(TableArguments):
         if self.train_file is None and self.dataset_name is None:
             raise ValueError("Training data are missing. Pass --dataset-name, or --train-file and --validation-file.")
         if self.train_file is not None and self.validation_file is None:
-            raise ValueError("train_file needs a validation_file, by which the best model is chosen.")
+            raise ValueError("--train-file needs a --validation-file, by which the best model is chosen.")
         if self.train_file is not None:
             self.dataset_name = self.dataset_config_name = None
         if not self.prompt.strip():

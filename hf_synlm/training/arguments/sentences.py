@@ -101,9 +101,9 @@ class SentenceFileArguments(DependencyArguments):
         resolve_files(self, train_files="trees.train.txt", validation_files="trees.valid.txt")
         resolve_files(self, test_files="trees.test.txt")
         if not self.train_files:
-            raise ValueError("train_files are not set, but other files are. Pass --train-files, or leave all out.")
+            raise ValueError("--train-files are not set, but other files are. Pass --train-files, or leave all out.")
         if not self.validation_files:
-            raise ValueError("validation_files are not set. Pass files that are not trained on.")
+            raise ValueError("--validation-files are not set. Pass files that are not trained on.")
 
     @property
     def reading(self) -> dict[str, Any]:

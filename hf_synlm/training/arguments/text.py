@@ -66,7 +66,7 @@ class TextDataArguments(BatchedFileArguments):
         if self.file_format == "text":
             refuse(self, "preprocessing", "which needs trees")
             if not self.train_files:
-                raise ValueError("train_files are not set. Pass files of text, one sentence per line.")
+                raise ValueError("--train-files are not set. Pass files of text, one sentence per line.")
         super().__post_init__()
         if self.file_format == "text":
             check_text(*self.files)
@@ -191,7 +191,7 @@ class ParsingArguments:
         self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
         if self.final_report and not self.report_files:
             raise ValueError(
-                "final_report needs trees to parse. Set final_parsing_files, or turn it off: --final-report false."
+                "--final-report needs trees to parse. Set --final-parsing-files, or turn it off: --final-report false."
             )
 
     @property

@@ -297,7 +297,9 @@ class TreebankPCFGArguments(SentenceFileArguments):
         if not 0 < self.lexicon_smoothing < math.inf:
             raise ValueError(f"lexicon_smoothing is {self.lexicon_smoothing}: it must be finite and above 0.")
         if Path(self.output_dir).exists() and not self.overwrite_output_dir:
-            raise ValueError(f"{self.output_dir!r} exists. Choose another output_dir, or pass overwrite_output_dir.")
+            raise ValueError(
+                f"{self.output_dir!r} exists. Choose another --output-dir, or pass --overwrite-output-dir."
+            )
         check_target(self.output_dir, overwrite=True, inputs=self.files)
 
     def read(self, split: str) -> list[TreebankSentence]:

@@ -122,7 +122,7 @@ def check_repository(arguments: TrainingArguments) -> None:
         HfApi().create_repo(arguments.hub_model_id, exist_ok=True)
     except Exception as error:  # the token or its rights, the name, the network: many types
         raise ValueError(
-            f"push_to_hub is set, and the repository {arguments.hub_model_id!r} cannot be made: {error}. Log in with "
+            f"--push-to-hub is set, and the repository {arguments.hub_model_id!r} cannot be made: {error}. Log in with "
             "`hf auth login` or set HF_TOKEN, choose another --hub-model-id, or leave --push-to-hub out."
         ) from error
 

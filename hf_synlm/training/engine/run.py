@@ -292,14 +292,14 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments, to_compi
     if arguments.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise ValueError(
-                f"gradient_checkpointing is set, but {kind} has no layers to recompute. "
+                f"--gradient-checkpointing is set, but {kind} has no layers to recompute. "
                 "Give --gradient-checkpointing False."
             )
         model.activation_checkpointing_enable()
     if arguments.torch_compile:
         if not to_compile:
             raise ValueError(
-                f"torch_compile is set, but {kind} computes in loops whose lengths depend on the text, each in a "
+                f"--torch-compile is set, but {kind} computes in loops whose lengths depend on the text, each in a "
                 "function with its own backward pass. Leave it out."
             )
         for layer in to_compile:

@@ -170,7 +170,7 @@ class EpochEnds:
             if count < self.batches_per_step:
                 raise ValueError(
                     f"An epoch has only {count} batches, fewer than the {self.batches_per_step} of an optimizer step. "
-                    "Use a smaller gradient_accumulation_steps, smaller batches or fewer processes."
+                    "Use a smaller --gradient-accumulation-steps, smaller batches or fewer processes."
                 )
             self._batches.append(before + count)
         return -(-self._batches[epoch] // self.batches_per_step)

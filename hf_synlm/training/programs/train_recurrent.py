@@ -46,7 +46,7 @@ def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | No
         ),
     }[config.model_type]
     if not learns:
-        raise ValueError(f"tree_supervision is set, but this model does not learn from trees. {remedy}.")
+        raise ValueError(f"--tree-supervision is set, but this model does not learn from trees. {remedy}.")
     return name
 
 
@@ -69,8 +69,8 @@ class RecurrentRecipe(TextRecipe):
         accumulation = self.arguments.gradient_accumulation_steps
         if self.data.batching == "stream" and accumulation > 1:
             raise ValueError(
-                f"gradient_accumulation_steps is {accumulation}, but the segments of a stream are read in order. Use a "
-                "larger per_device_train_batch_size."
+                f"--gradient-accumulation-steps is {accumulation}, but the segments of a stream are read in order. "
+                "Use a larger --per-device-train-batch-size."
             )
 
     def make_model(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

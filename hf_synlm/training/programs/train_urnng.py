@@ -151,13 +151,13 @@ class URNNGRecipe(TreebankRecipe):
         """Refuse pieces of words, joint clipping, and what two optimizers do not allow."""
         super().check()
         refuse(self.data, "tokenizer_type", "but URNNG reads words")
-        refuse(self.arguments, "max_grad_norm", "but model_grad_norm and network_grad_norm clip here")
+        refuse(self.arguments, "max_grad_norm", "but --model-grad-norm and --network-grad-norm clip here")
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """Make an untrained model, or load the one to continue from."""
         ids = {key: getattr(self.tokenizer, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
         if ids["eos_token_id"] == ids["pad_token_id"]:
-            raise ValueError("End token and padding of the tokenizer are one token. Choose another tokenizer_name.")
+            raise ValueError("End token and padding of the tokenizer are one token. Choose another --tokenizer-name.")
         return new_or_pretrained(self.model_arguments, self.tokenizer, ids)
 
     def load(self) -> PreTrainedModel:

@@ -57,7 +57,7 @@ class InferenceNetwork(nn.Module):
         if size > self.max_length:
             raise ValueError(
                 f"A sentence has {size} words, and the inference network reads {self.max_length}. Train it with a "
-                "larger max_sentence_tokens, or leave the sentence out."
+                "larger --max-sentence-tokens, or leave the sentence out."
             )
         start, end = self.boundaries.expand(len(embedded), 2, -1).split(1, 1)
         column = torch.arange(size + 2, device=embedded.device)

@@ -50,8 +50,8 @@ def load_or_make_tokenizer(
         if changed:
             raise ValueError(
                 f"The tokenizer in {source} was made with { ({name: known.get(name) for name in changed}) }, and now "
-                f"{changed} is asked for. Repeat the old values, pass it as tokenizer_name, or choose another "
-                "output_dir."
+                f"{changed} is asked for. Repeat the old values, pass it as --tokenizer-name, or choose another "
+                "--output-dir."
             )
     check_tokenizer_source(source)
     tokenizer = AutoTokenizer.from_pretrained(source)
