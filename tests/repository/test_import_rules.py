@@ -66,7 +66,7 @@ SHIPPED = {
     "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8690),
     "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8930),
     "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6490),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4000),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4010),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4450),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3570),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3700),
