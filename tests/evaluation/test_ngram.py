@@ -112,5 +112,5 @@ def test_a_saved_model_scores_texts_in_the_commands(trained: Path, capsys: pytes
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="order must be from 2 to 5 and is 6"):
         train_ngram.main(["--order", "6", "--output-dir", str(tmp_path)])
-    with pytest.raises(ValueError, match="max_sentence_tokens 1"):
+    with pytest.raises(ValueError, match="max-sentence-tokens 1"):
         train_ngram.main(["--max-sentence-tokens", "1", "--output-dir", str(tmp_path)])

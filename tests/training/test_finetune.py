@@ -556,7 +556,7 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
         ("glue", "gpt2", ("--train-file", __file__), ".py'"),
         ("glue", "gpt2", ("--validation-mismatched-file", __file__), "validation_mismatched_file"),
         ("glue", "gpt2", ("--config-overrides", "n_layers=3"), "n_layers"),
-        ("glue", "", (), "model_name_or_path"),
+        ("glue", "", (), "--model-name-or-path is not set"),
         ("glue", "gpt2", ("--generation-steps", "5"), "generation_steps"),
         ("glue", "gpt2", ("--tokenizer-name", "{wide}"), "420 tokens.* 400"),
         ("summarization", "gpst", ("--text-column", "body"), "body"),
@@ -595,7 +595,7 @@ def test_an_architecture_without_classifier_is_named() -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"train_file": "x"}, "validation_file"),
+        ({"train_file": "x"}, "--validation-file"),
         ({"task_name": "mnli", "train_file": "x", "validation_file": "y"}, "--validation-mismatched-file"),
         ({}, "--train-file"),
     ],

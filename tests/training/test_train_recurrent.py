@@ -389,9 +389,9 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
 @pytest.mark.parametrize(
     ("architecture", "more", "message"),
     [
-        ("on_lstm", ("--tree-supervision",), "tree_supervision.*supervised_layers"),
+        ("on_lstm", ("--tree-supervision",), "--tree-supervision.*supervised_layers"),
         ("palm", ("--config-overrides", "vocab_size=9"), "vocab_size"),
-        ("palm", ("--gradient-accumulation-steps", "2"), "gradient_accumulation_steps is 2"),
+        ("palm", ("--gradient-accumulation-steps", "2"), "--gradient-accumulation-steps is 2"),
         ("palm", ("--per-device-train-batch-size", "999"), "999 rows"),
         ("palm", ("--tokenizer-name", "{model}"), "pad_token"),
         ("awd_lstm", ("--parse-options", "method=attention"), "parse_options.*awd_lstm"),
