@@ -227,9 +227,7 @@ def test_belief_updates_by_the_command(tmp_path, capsys):
     assert sum(bits["0.5"]) < sum(bits["1"]) == sum(bits[None]) < sum(bits["inf"])
     for order in ("1", "2"):
         assert f"--belief-order {order} belongs to" in fail(capsys, *command, *model, "--belief-order", order)
-    assert "--lmzoo has four columns" in fail(
-        capsys, *command, *model, "--belief-update", "old", "--lmzoo"
-    )
+    assert "--lmzoo has four columns" in fail(capsys, *command, *model, "--belief-update", "old", "--lmzoo")
     trees, asked = tmp_path / "in.mrg", ("--belief-update", "old")
     trees.write_text("(S (NP the people) (VP agree))\n")
     assert "--belief-update: with --trees" in fail(capsys, "surprisal", text, *model, "--trees", trees, *asked)
