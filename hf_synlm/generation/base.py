@@ -135,7 +135,7 @@ class WordGenerationMixin(GenerationMixin):
     def generate_batch(self, *args: Any, **kwargs: Any) -> None:
         """Raise NotImplementedError: continuous batching is not possible."""
         # The inherited method of transformers would return something that looks like a result.
-        raise NotImplementedError("generate_batch needs a cache in pages, which is missing. Use generate with a batch.")
+        raise NotImplementedError("generate_batch needs a cache in pages. Use generate with a padded batch.")
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> None:
         """Raise NotImplementedError: continuous batching is not possible."""

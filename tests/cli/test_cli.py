@@ -163,7 +163,7 @@ def test_surprisal_with_frequencies(models, texts, capsys):
     run(capsys, *command, "--frequencies", counts, "--out", out, "--overwrite")
     assert [row["log_frequency"] for row in read_tsv(out)] == [row["log_frequency"] for row in rows]
     counts.write_text("word\nThe\n")
-    assert "the second their counts" in fail(capsys, *command, "--frequencies", counts)
+    assert "their counts in the second" in fail(capsys, *command, "--frequencies", counts)
     assert "No such file" in fail(capsys, *command, "--frequencies", "missing.tsv")
     run(capsys, *command, "--frequencies", "wordfreq:en", "--out", out, "--overwrite")
     meta = json.loads(Path(f"{out}.meta.json").read_text())

@@ -25,7 +25,7 @@ from hf_synlm.training.programs.finetune_summarization import SummarizationRecip
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
 from hf_synlm.training.tasks.text_recipe import TextRecipe
 from hf_synlm.training.tasks.treebank_recipe import TreebankRecipe
-from tests.helpers.training_runs import PACKAGE_FILES, sample_treebank
+from tests.helpers.training_runs import PACKAGE_FILES, last_wins, sample_treebank
 
 FINE_TUNING_RECIPES = (GlueRecipe, SummarizationRecipe, InductionRecipe)
 RECIPES = {recipe.program: recipe for recipe in (
@@ -60,7 +60,7 @@ def parse(name: str, files: dict[str, str]) -> tuple[Any, dict[str, Any]]:
         flags += ["--task-name", "rte"] if name == "glue" else []
     if recipe is train_span_parser.SpanParserRecipe:
         flags += ["--encoder", "name-on-the-hub"]
-    parsed = parse_arguments(recipe.parts.values(), flags)
+    parsed = parse_arguments(recipe.parts.values(), last_wins(flags))
     return recipe, {key: value for part in parsed for key, value in vars(part).items()}
 
 
