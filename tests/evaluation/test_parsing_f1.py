@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_synlm.data.punctuation import keep_words
+from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_trees
 from hf_synlm.evaluation.trees.parsing import (
     branching_baselines,
     drop_tokens,
@@ -52,9 +54,9 @@ def test_printing_names_the_convention_and_the_four_numbers():
     text = str(unlabeled_f1([right_branching(4), right_branching(3)], gold, [4, 3]))
     assert re.findall(r"\d+\.\d\d", text) == "33.33 50.00 73.33 75.00".split()
     assert "2 sentences; " in text and "convention gpst: sentence F1" in text
-    changed = str(unlabeled_f1([right_branching(4)], [[(1, 4)]], [4], max_length=10, empty_gold="skip"))
-    assert "convention gpst with max_length=10, empty_gold=skip: " in changed
-    assert "sentences of 1 to 10 token(s), sentences without gold spans are left out" in changed
+    changed = str(unlabeled_f1([right_branching(4)], [[(1, 4)]], [4], max_length=10, sentence_span="count"))
+    assert "convention gpst with sentence_span=count, max_length=10: " in changed
+    assert "sentences of 1 to 10 token(s), sentences without gold spans have recall 1, epsilon 1e-08" in changed
 
 
 def test_length_limits():
@@ -71,15 +73,6 @@ def test_length_limits():
     assert resolve_convention("prpn", max_length=10).name == "prpn"  # unchanged, so it keeps its name
     with pytest.raises(ValueError, match="none of 4 sentences"):
         unlabeled_f1(trees, trees, lengths, min_length=12)
-    # Lengths are those after removal; sentences that are all punctuation are left out of the baselines.
-    trees, lengths, keep = [right_branching(4), right_branching(2)], [4, 2], [[True, True, True, False], [False, False]]
-    assert unlabeled_f1(trees, trees, lengths, max_length=3, keep=keep).f1_per_sentence == (pytest.approx(1), None)
-    baselines = branching_baselines(trees, lengths, keep=keep)
-    assert (baselines["right"].sentence_f1, baselines["left"].sentence_f1) == (pytest.approx(1), 0)
-    # Sentences that are left out do not lower precision.
-    for predicted in (FLAT, RIGHT):
-        scores = unlabeled_f1([predicted, RIGHT], [FLAT, RIGHT], [3, 3], empty_gold="skip")
-        assert scores.f1_per_sentence[0] is None and scores.num_sentences == scores.precision == 1
 
 
 FLAT, RIGHT = [(0, 3)], right_branching(3)
@@ -91,18 +84,14 @@ COPIES = [(0, 1), (1, 3), (1, 3), (0, 3)]
     [
         (RIGHT, FLAT, {}, 0),
         (FLAT, FLAT, {}, 1),
-        (FLAT, FLAT, {"empty_gold": "zero"}, 0),
         (FLAT, RIGHT, {}, 0),
         ([], RIGHT, {"sentence_span": "count"}, 2 / 3),  # the whole sentence counts on both sides, listed or not
         ([(1, 3)], RIGHT, {"sentence_span": "count"}, 1),
         (RIGHT, COPIES, {}, 1),
-        (RIGHT, COPIES, {"duplicates": "multiset"}, 2 * 1 / (1 + 2)),
-        (RIGHT, COPIES, {"min_width": 1}, 2 * 1 / (1 + 2)),
-        ([*RIGHT, (1, 3)], COPIES, {"duplicates": "multiset"}, 1),
     ],
 )
 def test_what_counts(predicted, gold, changes, f1):
-    assert unlabeled_f1([predicted], [gold], [3], epsilon=0, **changes).sentence_f1 == pytest.approx(f1)
+    assert unlabeled_f1([predicted], [gold], [3], **changes).sentence_f1 == pytest.approx(f1, abs=1e-7)
 
 
 def test_dropping_tokens():
@@ -112,11 +101,11 @@ def test_dropping_tokens():
     assert keep_words(words, tags, "tag") == keep_words(words, tags, "form") == keep
     spans = [(2, 4), (1, 4), (4, 6), (0, 6), (6, 8), (0, 9)]
     assert drop_tokens(spans, keep) == [(1, 3), (0, 3), (0, 3), (3, 5), (0, 5)]
-    scores = unlabeled_f1([[(7, 9), (6, 9), (0, 9)]], [spans], [9], keep=[keep])
+    bank = Treebank([TreebankSentence(words, tags, [("X", *span) for span in spans], "")], [keep], "")
+    scores = score_trees([[(7, 9), (6, 9), (0, 9)]], bank)
     # (3, 4) after removal is one token; gold keeps (1, 3), (0, 3), (3, 5).
     assert (scores.precision, scores.recall) == (1, pytest.approx(1 / 3))
-    with pytest.raises(ValueError, match="keep of sentence 0 has 2"):
-        unlabeled_f1([[]], [spans], [9], keep=[[True, False]])
+    assert score_baselines(bank)["right"].recall == pytest.approx(1 / 3)
 
 
 def test_baselines_by_hand():
@@ -155,13 +144,13 @@ def test_against_the_definition(corpus):
         for length, _, seed in corpus
     ]
     for sentence_span in ("drop", "count"):
-        scores = unlabeled_f1(predicted, gold, lengths, sentence_span=sentence_span, epsilon=0)
+        scores = unlabeled_f1(predicted, gold, lengths, sentence_span=sentence_span)
         expected = [reference_f1(p, g, n, sentence_span) for p, g, n in zip(predicted, gold, lengths, strict=True)]
-        assert scores.f1_per_sentence == pytest.approx(expected)
-        assert scores.sentence_f1 == pytest.approx(sum(expected) / len(expected))
+        assert scores.f1_per_sentence == pytest.approx(expected, abs=1e-7)
+        assert scores.sentence_f1 == pytest.approx(sum(expected) / len(expected), abs=1e-7)
         assert 0 <= scores.corpus_f1 <= 1
-        exact = unlabeled_f1(gold, gold, lengths, sentence_span=sentence_span, epsilon=0)
-        assert exact.sentence_f1 == 1
+        exact = unlabeled_f1(gold, gold, lengths, sentence_span=sentence_span)
+        assert exact.sentence_f1 == pytest.approx(1, abs=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
     ParsingScores,
-    apply_keep,
     branching_baselines,
+    drop_tokens,
     scores_to_text,
     unlabeled_f1,
 )
@@ -74,7 +74,13 @@ class Treebank:
 
     def over_kept_words(self, trees: Sequence[Sequence[Span]]) -> list[Sequence[Span]]:
         """Trees over the words of the treebank as trees over the words that are scored."""
-        return apply_keep(trees, self.lengths, self.keep)
+        if self.keep is None:
+            return list(trees)
+        return [drop_tokens(tree, keep) for tree, keep in zip(trees, self.keep, strict=True)]
+
+    def scored_trees(self) -> tuple[list[Sequence[Span]], list[int]]:
+        """Gold spans, and numbers of words, as they are scored."""
+        return self.over_kept_words(self.spans), [len(sentence.words) for sentence in self.scored()]
 
     def numbers_scored(self, convention: ParsingConvention) -> list[int]:
         """Numbers of the sentences whose length the convention scores; ValueError if there are none."""
@@ -205,14 +211,14 @@ def score_trees(
     trees: Sequence[Sequence[Span]], treebank: Treebank, convention: str | ParsingConvention = "gpst", **changes: Any
 ) -> ParsingScores:
     """`unlabeled_f1` of trees, given as spans over the words of a treebank."""
-    return unlabeled_f1(trees, treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
+    return unlabeled_f1(treebank.over_kept_words(trees), *treebank.scored_trees(), convention, **changes)
 
 
 def score_baselines(
     treebank: Treebank, convention: str | ParsingConvention = "gpst", **changes: Any
 ) -> dict[str, ParsingScores]:
     """`branching_baselines` of a treebank."""
-    return branching_baselines(treebank.spans, treebank.lengths, convention, keep=treebank.keep, **changes)
+    return branching_baselines(*treebank.scored_trees(), convention, **changes)
 
 
 def score_table(scores: dict[str, ParsingScores], treebank: Treebank) -> str:

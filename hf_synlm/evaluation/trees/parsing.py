@@ -10,19 +10,18 @@ Notation: P = precision, R = recall, F1 = 2PR / (P + R), all in 0..1 (printed as
 """
 
 import dataclasses
-import logging
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from hf_synlm.data.text import plural
 from hf_synlm.evaluation.trees.baseline_trees import balanced, left_branching, random_tree
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import Span, right_branching
 
-logger = logging.getLogger(__name__)
+# Added to the denominators of sentence F1, as the scorers of the literature do.
+_EPSILON = 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,30 +33,24 @@ class ParsingConvention:
         level: which F1 is the published number: "sentence", the mean of the sentences' F1, or "corpus", of the counts
             pooled over all sentences. Both are always computed.
         sentence_span: the span (0, n): "drop" it on both sides, or "count" it on both sides, listed or not.
-        min_width: narrower spans are not counted; 2 leaves single tokens out.
-        duplicates: "set" counts a span once, "multiset" counts every copy (unary chains).
         min_length: shorter sentences are left out; 1 keeps all, 2 skips one-word sentences, 3 also two-word ones.
         max_length: longer sentences are left out; None keeps all.
-        empty_gold: a sentence without gold spans (under this convention) has recall 1, and precision 1 if nothing is
-            predicted ("recall_one"). Or it is left out ("skip"), or has F1 0 ("zero").
-        epsilon: added to the denominators of a sentence's P, R and F1; corpus F1 has none.
+
+    Spans of two or more tokens count, each once. A sentence without gold spans has recall 1, and precision 1 if nothing
+    is predicted. The denominators of a sentence's P, R and F1 are 1e-8 larger; corpus F1 has no such addition.
     """
 
     name: str
     level: Literal["sentence", "corpus"] = "sentence"
     sentence_span: Literal["drop", "count"] = "drop"
-    min_width: int = 2
-    duplicates: Literal["set", "multiset"] = "set"
     min_length: int = 1
     max_length: int | None = None
-    empty_gold: Literal["recall_one", "skip", "zero"] = "recall_one"
-    epsilon: float = 1e-8
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            allowed, value = get_args(field.type), getattr(self, field.name)
-            if field.name in ("level", "sentence_span", "duplicates", "empty_gold") and value not in allowed:
-                raise ValueError(f"{field.name} is {value!r}: choose one of {', '.join(map(repr, allowed))}")
+        if self.level not in ("sentence", "corpus"):
+            raise ValueError(f"level is {self.level!r}: choose 'sentence' or 'corpus'")
+        if self.sentence_span not in ("drop", "count"):
+            raise ValueError(f"sentence_span is {self.sentence_span!r}: choose 'drop' or 'count'")
 
     def scores_length(self, num_tokens: int) -> bool:
         """Whether sentences of this length are scored."""
@@ -66,20 +59,18 @@ class ParsingConvention:
     def describe(self) -> str:
         """One line that says what is counted."""
         longest = "" if self.max_length is None else f" to {self.max_length}"
-        empty = {"recall_one": "have recall 1", "skip": "are left out", "zero": "have F1 0"}[self.empty_gold]
         return (
             f"{self.name}: {self.level} F1, whole-sentence span "
             f"{'dropped' if self.sentence_span == 'drop' else 'counted'}, "
-            f"spans of at least {self.min_width} token(s) as {self.duplicates}s, "
-            f"sentences of {self.min_length}{longest or ' or more'} token(s), "
-            f"sentences without gold spans {empty}, epsilon {self.epsilon:g}"
+            f"spans of at least 2 token(s) as sets, sentences of {self.min_length}{longest or ' or more'} token(s), "
+            f"sentences without gold spans have recall 1, epsilon {_EPSILON:g}"
         )
 
 
 # gpst: the scorer of ant-research/StructuredLM_RTDT. prpn and on-lstm: the scorers of yikangshen/PRPN (WSJ10, up to 10
 # words) and yikangshen/Ordered-Neurons, both for trees over the words alone (see `keep_words`). The three count alike.
 # compound-pcfg: compare_trees.py of harvardnlp/compound-pcfg, whose input has no one-word sentences (its eval.py leaves
-# sentences without gold spans out of the mean: empty_gold="skip"); compound-pcfg-corpus: the other number it prints.
+# sentences without gold spans out of the mean); compound-pcfg-corpus: the other number it prints.
 # palm: the script of an early commit of Noahs-ARK/PaLM; Table 3 of the paper (right branching 40.7) fits its corpus F1
 # (level="corpus") or sentence F1 without the whole sentence better than the mean that the script returns.
 CONVENTIONS = {
@@ -126,8 +117,7 @@ def drop_tokens(spans: Sequence[Span], keep: Sequence[bool]) -> list[Span]:
 
     Boundaries are renumbered and spans that lose all tokens vanish. The order stays. Equal spans that arise stay, too.
     """
-    kept_before = list(accumulate(map(bool, keep), initial=0))
-    check_spans(spans, len(keep), "spans to drop tokens from")
+    kept_before = list(accumulate(keep, initial=0))
     renumbered = [(kept_before[start], kept_before[end]) for start, end in spans]
     return [(start, end) for start, end in renumbered if end > start]
 
@@ -208,76 +198,17 @@ def scores_to_text(scores: Mapping[str, ParsingScores], treated: str = "") -> st
     return "\n".join(lines)
 
 
-def counted_spans(spans: Sequence[Span], num_tokens: int, convention: ParsingConvention) -> Counter[Span]:
-    """The spans of a sentence that a convention counts, with their multiplicity."""
-    whole = (0, num_tokens)
-    counted = Counter((i, j) for i, j in spans if j - i >= convention.min_width)
-    if convention.duplicates == "set":
-        counted = Counter(set(counted))
-    if convention.sentence_span == "drop":
-        counted.pop(whole, None)
-    elif num_tokens >= convention.min_width and whole not in counted:
-        counted[whole] = 1
-    return counted
+def counted_spans(spans: Sequence[Span], num_tokens: int, convention: ParsingConvention) -> set[Span]:
+    """The spans of a sentence that a convention counts."""
+    counted = {(i, j) for i, j in spans if j - i > 1} - {(0, num_tokens)}
+    return counted | {(0, num_tokens)} if convention.sentence_span == "count" and num_tokens > 1 else counted
 
 
-def _sentence_f1(num_common: int, num_predicted: int, num_gold: int, convention: ParsingConvention) -> float:
+def _sentence_f1(num_common: int, num_predicted: int, num_gold: int) -> float:
     """F1 of one sentence: P = c / (p + eps), R = c / (g + eps), F1 = 2PR / (P + R + eps)."""
-    if num_gold == 0 and convention.empty_gold == "zero":
-        return 0.0
-    epsilon = convention.epsilon
-    precision = num_common / (num_predicted + epsilon) if num_predicted else 0.0
-    recall = num_common / (num_gold + epsilon) if num_gold else 1.0
-    if num_gold == 0 and num_predicted == 0:
-        precision = 1.0
-    total = precision + recall + epsilon
-    return 2 * precision * recall / total if total else 0.0
-
-
-@dataclasses.dataclass
-class _Tally:
-    """Sums over a corpus under one convention."""
-
-    num_common: int = 0
-    num_predicted: int = 0
-    num_gold: int = 0
-    f1: list[float | None] = dataclasses.field(default_factory=list)
-
-    def add(self, predicted: Sequence[Span], gold: Sequence[Span], length: int, convention: ParsingConvention) -> None:
-        """Count one sentence, or note that it is left out."""
-        found, wanted = (counted_spans(spans, length, convention) for spans in (predicted, gold))
-        common = (found & wanted).total()
-        if not convention.scores_length(length) or (not wanted and convention.empty_gold == "skip"):
-            self.f1.append(None)
-            return
-        self.num_common += common
-        self.num_predicted += found.total()
-        self.num_gold += wanted.total()
-        self.f1.append(_sentence_f1(common, found.total(), wanted.total(), convention))
-
-    def scores(self) -> tuple[float, float, float, float]:
-        """Sentence F1, corpus F1, precision and recall; 0 where there is nothing to count."""
-        scored = [f1 for f1 in self.f1 if f1 is not None]
-        precision = self.num_common / self.num_predicted if self.num_predicted else 0.0
-        recall = self.num_common / self.num_gold if self.num_gold else 0.0
-        corpus = 2 * self.num_common / (self.num_predicted + self.num_gold) if self.num_common else 0.0
-        return sum(scored) / len(scored) if scored else 0.0, corpus, precision, recall
-
-
-def apply_keep(
-    spans: Sequence[Sequence[Span]], lengths: Sequence[int], keep: Sequence[Sequence[bool]] | None
-) -> list[Sequence[Span]]:
-    """Call `drop_tokens` for every sentence; None keeps all. ValueError unless `keep` has one value per token."""
-    if keep is None:
-        return list(spans)
-    for index, (mask, length) in enumerate(zip(keep, lengths, strict=True)):
-        if len(mask) != length:
-            raise ValueError(f"keep of sentence {index} has {len(mask)} values for {length} tokens: give one per token")
-    return [drop_tokens(sentence, mask) for sentence, mask in zip(spans, keep, strict=True)]
-
-
-def _lengths_kept(lengths: Sequence[int], keep: Sequence[Sequence[bool]] | None) -> Sequence[int]:
-    return lengths if keep is None else [sum(map(bool, mask)) for mask in keep]
+    precision = num_common / (num_predicted + _EPSILON) if num_predicted else float(num_gold == 0)
+    recall = num_common / (num_gold + _EPSILON) if num_gold else 1.0
+    return 2 * precision * recall / (precision + recall + _EPSILON)
 
 
 def unlabeled_f1(
@@ -285,8 +216,6 @@ def unlabeled_f1(
     gold: Sequence[Sequence[Span]],
     lengths: Sequence[int],
     convention: str | ParsingConvention = "gpst",
-    *,
-    keep: Sequence[Sequence[bool]] | None = None,
     **changes: Any,
 ) -> ParsingScores:
     """Score predicted trees against gold trees by their unlabeled spans.
@@ -303,8 +232,6 @@ def unlabeled_f1(
         gold: per sentence the half-open spans of the gold tree, which need not be binary.
         lengths: number of tokens n of each sentence, in the tokens that the spans count.
         convention: a key of `CONVENTIONS`, or a `ParsingConvention`.
-        keep: per sentence and token, False for tokens (punctuation) to remove from both trees before scoring; lengths
-            in the convention are then counted after removal. See `keep_words`. None keeps all.
         **changes: fields of `ParsingConvention` to change, e.g. `max_length=40`, `min_length=2`.
 
     Returns:
@@ -318,35 +245,34 @@ def unlabeled_f1(
     """
     convention = resolve_convention(convention, **changes)
     check_trees(predicted, gold, lengths)
-    predicted, gold = apply_keep(predicted, lengths, keep), apply_keep(gold, lengths, keep)
-    lengths = _lengths_kept(lengths, keep)
-
-    tallies: dict[str, _Tally] = {}
-    for sentence_span in ("drop", "count"):
-        variant = dataclasses.replace(convention, sentence_span=sentence_span)
-        tally = tallies[sentence_span] = _Tally()
-        for prediction, truth, length in zip(predicted, gold, lengths, strict=True):
-            tally.add(prediction, truth, length, variant)
-    chosen = tallies[convention.sentence_span]
-    num_scored = sum(f1 is not None for f1 in chosen.f1)
-    if num_scored == 0:
+    scored = [number for number, length in enumerate(lengths) if convention.scores_length(length)]
+    if not scored:
         raise ValueError(f"none of {plural(len(lengths), 'sentence')} is scored under {convention.describe()}")
-    sentence_f1, corpus_f1, precision, recall = chosen.scores()
+    variants: dict[str, float] = {}
+    found: dict[str, tuple[list[float], float, float]] = {}
+    for sentence_span in ("drop", "count"):
+        rule = dataclasses.replace(convention, sentence_span=sentence_span)
+        sides = ([counted_spans(trees[k], lengths[k], rule) for k in scored] for trees in (predicted, gold))
+        counts = [(len(ours & theirs), len(ours), len(theirs)) for ours, theirs in zip(*sides, strict=True)]
+        f1 = [_sentence_f1(*count) for count in counts]
+        common, ours, theirs = map(sum, zip(*counts, strict=True))
+        parts = ((2 * common, ours + theirs), (common, ours), (common, theirs))
+        corpus, precision, recall = (part / whole if whole else 0.0 for part, whole in parts)
+        variants |= {f"sentence_{sentence_span}": sum(f1) / len(f1), f"corpus_{sentence_span}": corpus}
+        found[sentence_span] = f1, precision, recall
+    f1, precision, recall = found[convention.sentence_span]
+    of_number = dict(zip(scored, f1, strict=True))
     return ParsingScores(
-        sentence_f1=sentence_f1,
-        corpus_f1=corpus_f1,
+        sentence_f1=variants[f"sentence_{convention.sentence_span}"],
+        corpus_f1=variants[f"corpus_{convention.sentence_span}"],
         precision=precision,
         recall=recall,
-        num_sentences=num_scored,
-        num_skipped=len(lengths) - num_scored,
+        num_sentences=len(scored),
+        num_skipped=len(lengths) - len(scored),
         convention=convention.describe(),
         level=convention.level,
-        variants={
-            f"{level}_{name}": score
-            for name, tally in tallies.items()
-            for level, score in zip(("sentence", "corpus"), tally.scores(), strict=False)
-        },
-        f1_per_sentence=tuple(chosen.f1),
+        variants=variants,
+        f1_per_sentence=tuple(map(of_number.get, range(len(lengths)))),
     )
 
 
@@ -355,7 +281,6 @@ def branching_baselines(
     lengths: Sequence[int],
     convention: str | ParsingConvention = "gpst",
     *,
-    keep: Sequence[Sequence[bool]] | None = None,
     seed: int = 0,
     **changes: Any,
 ) -> dict[str, ParsingScores]:
@@ -365,7 +290,6 @@ def branching_baselines(
         gold: per sentence the half-open spans of the gold tree.
         lengths: number of tokens of each sentence.
         convention: as in `unlabeled_f1`.
-        keep: as in `unlabeled_f1`; the baseline trees are built over the tokens that are kept.
         seed: seed of the random trees, which are uniform over all binary trees.
         **changes: as in `unlabeled_f1`.
 
@@ -376,12 +300,6 @@ def branching_baselines(
     Raises:
         ValueError: as `unlabeled_f1`, or gold spans of a sentence that cross.
     """
-    gold = apply_keep(gold, lengths, keep)
-    if keep is not None:
-        lengths = _lengths_kept(lengths, keep)
-        # A sentence that is all punctuation has no tree.
-        gold = [spans for spans, length in zip(gold, lengths, strict=True) if length]
-        lengths = [length for length in lengths if length]
     generator = random.Random(seed)
     predictions = {
         "left": [left_branching(length) for length in lengths],

@@ -2,9 +2,8 @@
 """What parsers find and what their trees look like: recall by class, tests of differences, branching, agreement.
 
 Recall of a class (label, width or height) = gold constituents of that class whose span the predicted tree has / gold
-constituents of that class. A `ParsingConvention` says which constituents count (the whole sentence, narrow spans,
-copies), as for F1. Precision by width or height of the predicted constituents (Du et al. 2020, figure 4) is the same
-with the two sides exchanged: `recall_by_height(gold, predicted, lengths)`.
+constituents of that class. A `ParsingConvention` says which constituents count, as for F1. Precision by width or height
+of the predicted constituents (Du et al. 2020, figure 4) is the same with the two sides exchanged.
 
 Trees are lists of half-open spans. The statistics of their shape ignore spans of one word and copies (unary chains) and
 count the whole sentence as a constituent, listed or not.
@@ -74,14 +73,10 @@ def _labels_found(
     spans = [[(i, j) for _, i, j in sentence.labeled_spans] for sentence in gold]
     for number, prediction, truth in _scored(predicted, spans, lengths, convention):
         found, total = Counter[str](), Counter[str]()
-        by_span: defaultdict[Span, list[str]] = defaultdict(list)
-        for label, i, j in gold[number].labeled_spans:
-            by_span[i, j].append(label)
-        for span in truth:
-            names = by_span[span] if convention.duplicates == "multiset" else list(dict.fromkeys(by_span[span]))
-            total.update(names)
-            if span in prediction:
-                found.update(names)
+        for label, i, j in dict.fromkeys(gold[number].labeled_spans):
+            if (i, j) in truth:
+                total[label] += 1
+                found[label] += (i, j) in prediction
         yield found, total
 
 
@@ -156,10 +151,10 @@ def recall_by_size(
     for number, prediction, truth in _scored(predicted, gold, lengths, resolve_convention(convention, **changes)):
         # The whole sentence may count without being listed.
         heights = span_heights([*gold[number], *truth]) if size == "height" else {}
-        for span, count in truth.items():
-            key = span[1] - span[0] if size == "width" else heights.get(span, 0)
-            total[key] += count
-            found[key] += min(count, prediction[span])
+        for span in truth:
+            key = span[1] - span[0] if size == "width" else heights[span]
+            total[key] += 1
+            found[key] += span in prediction
     return {key: Recall(found[key], total[key]) for key in sorted(total)}
 
 
@@ -182,7 +177,7 @@ def _scored(
     gold: Sequence[Sequence[Span]],
     lengths: Sequence[int],
     convention: ParsingConvention,
-) -> list[tuple[int, Counter[Span], Counter[Span]]]:
+) -> list[tuple[int, set[Span], set[Span]]]:
     """Number, counted predicted spans and counted gold spans of each sentence that the convention does not skip."""
     check_trees(predicted, gold, lengths)
     scored = []

@@ -96,9 +96,8 @@ def _scored(
         match_treebank(parsed, treebank, name)
     chosen = treebank.numbers_scored(convention)
     treebank = treebank.select(chosen)
-    lengths = [len(sentence.words) for sentence in treebank.scored()]
     of_runs = {name: [parsed[number] for number in chosen] for name, parsed in runs.items()}
-    return treebank, of_runs, treebank.over_kept_words(treebank.spans), lengths
+    return treebank, of_runs, *treebank.scored_trees()
 
 
 def report_conventions(

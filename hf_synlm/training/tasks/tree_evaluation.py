@@ -12,7 +12,8 @@ from hf_synlm.data.punctuation import Punctuation, keep_words
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.evalb import EvalbParameters, labeled_f1
-from hf_synlm.evaluation.trees.parsing import ParsingScores, branching_baselines, unlabeled_f1
+from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION, Treebank, score_baselines, score_trees
+from hf_synlm.evaluation.trees.parsing import ParsingScores
 from hf_synlm.trees.spans import Span
 
 
@@ -27,9 +28,11 @@ def induction_scores(
     spans: Sequence[Sequence[Span]], gold: Sequence[TreebankSentence], by: Punctuation
 ) -> tuple[ParsingScores, ParsingScores]:
     """Scores of trees and of right-branching ones (convention "gpst", punctuation, recognized `by`, not counted)."""
-    sizes, correct = [len(sentence.words) for sentence in gold], [sentence.spans for sentence in gold]
     keep = [keep_words(sentence.words, sentence.tags, by) for sentence in gold]
-    return unlabeled_f1(spans, correct, sizes, keep=keep), branching_baselines(correct, sizes, keep=keep)["right"]
+    treebank = Treebank(list(gold), keep, PUNCTUATION["ignore"])
+    chosen = [number for number, kept in enumerate(keep) if any(kept)]
+    treebank = treebank.select(chosen)
+    return score_trees([spans[k] for k in chosen], treebank), score_baselines(treebank)["right"]
 
 
 def score_parses(
