@@ -9,7 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from hf_synlm.evaluation.reading.frame import Frame, Settings
-from hf_synlm.evaluation.reading.regression import Comparison, Fit, check_columns, compare, fit, held_out, make_folds
+from hf_synlm.evaluation.reading.regression import Fit, check_columns, compare, fit, held_out, make_folds
 from hf_synlm.evaluation.results import Row
 
 WORDS_OF_A_READER = 30
@@ -23,21 +23,6 @@ class Effect:
     name: str
     gains: Row  # Delta LL with its uncertainty, gain in the sample
     coefficients: pd.DataFrame  # b, se, t, p of every term
-    ll: np.ndarray  # of every word
-
-
-@dataclasses.dataclass
-class Analysis:
-    """A baseline, and what each predictor adds; `pairs` compares predictors with each other."""
-
-    y: np.ndarray
-    folds: np.ndarray
-    ll: np.ndarray
-    in_sample: float
-    r2: float
-    effects: list[Effect]
-    pairs: dict[tuple[str, str], Comparison]
-    readers_left_out: int
 
 
 @dataclasses.dataclass
@@ -61,46 +46,57 @@ def _run(frame: Frame, y: np.ndarray, folds: np.ndarray, rows: np.ndarray, mixed
 
 
 @dataclasses.dataclass
-class _Runs:
-    """One run on all words, or one on the words of each reader."""
+class Analysis:
+    """A run on all words, or one on the words of each reader."""
 
     runs: list[_Run]
     by_reader: bool
+    y: np.ndarray
     sentences: np.ndarray
     folds: np.ndarray
     seed: int
+    readers_left_out: int
 
     def differences(self, a: str, b: str) -> np.ndarray:
         """A value per word, or the mean of each reader."""
         found = [run.ll[a] - run.ll[b] for run in self.runs]
         return np.array([one.mean() for one in found]) if self.by_reader else found[0]
 
-    def compared(self, a: str, b: str) -> Comparison:
+    def compared(self, a: str, b: str) -> Row:
+        """Whether one predictor is better than another, or than the baseline ("")."""
         groups = np.arange(len(self.runs)) if self.by_reader else self.sentences
         # A useless predictor is worse than none on words held out: only a gain over the baseline ("") means something.
         return compare(self.differences(a, b), groups, self.seed, "two-sided" if b else "greater")
 
+    def pairs(self) -> list[Row]:
+        """Comparisons of the predictors with each other."""
+        names = [name for name in self.runs[0].fits if name]
+        return [{"a": a, "b": b, **self.compared(a, b)} for a, b in combinations(names, 2)]
+
     def mean(self, field: str, name: str) -> float:
+        """Mean over runs of a number of their fits."""
         return float(np.mean([getattr(run.fits[name], field) for run in self.runs]))
 
-    def ll(self, name: str) -> np.ndarray:
-        found = np.full(len(self.folds), np.nan)
+    def baseline_ll(self) -> np.ndarray:
+        """Held-out log density of every word without predictors; NaN for readers left out."""
+        found = np.full(len(self.y), np.nan)
         for run in self.runs:
-            found[run.rows] = run.ll[name]
+            found[run.rows] = run.ll[""]
         return found
 
     def effect(self, name: str) -> Effect:
+        """What a predictor adds to the baseline."""
         parts = pd.Series(self.differences(name, ""))
         parts = parts if self.by_reader else parts.groupby(self.folds).mean()
         tables = [run.fits[name].table for run in self.runs]
         difference, r2_gain = self.compared(name, ""), self.mean("r2", name) - self.mean("r2", "")
         gains = {
-            "delta_ll": difference.mean, "se": float(parts.sem()), "low": difference.low, "high": difference.high,
-            "p": difference.p, "above_0": f"{(parts > 0).sum()} of {len(parts)}",
+            "delta_ll": difference.pop("mean"), "se": float(parts.sem()), **difference,
+            "above_0": f"{(parts > 0).sum()} of {len(parts)}",
             "in_sample": self.mean("ll_per_word", name) - self.mean("ll_per_word", ""),
             "r2_gain": r2_gain if np.isfinite(r2_gain) else None,
         }  # fmt: skip
-        return Effect(name, gains, _over_readers(tables) if self.by_reader else tables[0], self.ll(name))
+        return Effect(name, gains, _over_readers(tables) if self.by_reader else tables[0])
 
 
 def analyse(frame: Frame, settings: Settings) -> Analysis:
@@ -121,17 +117,8 @@ def analyse(frame: Frame, settings: Settings) -> Analysis:
             if by_reader:
                 raise ValueError(f"reader {reader}: {error}; or fit all readers together by --mixed") from error
             raise
-    runs = _Runs(found, by_reader, frame.rows["sentence_id"].to_numpy(), folds, settings.seed)
-    return Analysis(
-        y=y,
-        folds=folds,
-        ll=runs.ll(""),
-        in_sample=runs.mean("ll_per_word", ""),
-        r2=runs.mean("r2", ""),
-        effects=[runs.effect(name) for name in frame.predictors],
-        pairs={(a, b): runs.compared(a, b) for a, b in combinations(frame.predictors, 2)},
-        readers_left_out=frame.rows["subject"].nunique() - len(found) if by_reader else 0,
-    )
+    left_out = frame.rows["subject"].nunique() - len(found) if by_reader else 0
+    return Analysis(found, by_reader, y, frame.rows["sentence_id"].to_numpy(), folds, settings.seed, left_out)
 
 
 def _rows_of_readers(frame: Frame) -> dict[str, np.ndarray]:

@@ -23,16 +23,6 @@ WORDS_PER_COEFFICIENT = 20
 _RANK = 1e-6
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """A mean difference of log densities with its uncertainty over groups, such as sentences."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
-
-
 def make_folds(units: pd.Series, count: int, name: str) -> np.ndarray:
     """Deal out whole units, sentences or texts, in turn; numbers say their turn, other ids their first appearance."""
     turns = pd.to_numeric(units, errors="coerce")
@@ -122,7 +112,7 @@ def fit(y: np.ndarray, columns: pd.DataFrame, readers: pd.Series | None = None) 
 
 def compare(
     differences: np.ndarray, groups: np.ndarray, seed: int, alternative: Literal["greater", "two-sided"]
-) -> Comparison:
+) -> dict[str, float]:
     """Mean, 95% interval by drawing groups (2,000 draws), and p by flipping the signs of their sums (5,000)."""
     by_group = pd.Series(differences).groupby(groups)
     sums, sizes = by_group.sum().to_numpy(), by_group.size().to_numpy()
@@ -134,4 +124,5 @@ def compare(
         (sums,), lambda s, axis: s.sum(axis), permutation_type="samples", n_resamples=5000, batch=500, vectorized=True,
         alternative=alternative, rng=np.random.default_rng(seed),
     )  # fmt: skip
-    return Comparison(float(differences.mean()), float(interval.low), float(interval.high), float(flipped.pvalue))
+    found = {"mean": differences.mean(), "low": interval.low, "high": interval.high, "p": flipped.pvalue}
+    return {name: float(value) for name, value in found.items()}

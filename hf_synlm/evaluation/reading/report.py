@@ -25,7 +25,7 @@ class ReadingReport:
 
     result: EvaluationResult
     frame: Frame
-    analysis: Analysis
+    effects: list[Effect]
     remarks: list[str]
 
 
@@ -40,13 +40,15 @@ def evaluate_reading(
     """Predict reading times with and without each predictor; `model`, `options` and `data` go to the result."""
     frame = build_frame(corpus, settings)
     analysis = analyse(frame, settings)
-    remarks = [*corpus.remarks, frame.describe_lost(), *_warnings(frame, analysis, corpus)]
-    rows = [_difference(effect, frame, corpus) for effect in analysis.effects]
+    effects = [analysis.effect(name) for name in frame.predictors]
+    remarks = [*corpus.remarks, frame.describe_lost(), *_warnings(frame, analysis, effects, corpus)]
+    rows = [_difference(effect, frame, corpus) for effect in effects]
     unknown = frame.lost.get(UNKNOWN, 0)
     if unknown > _MANY_UNKNOWN * (unknown + len(frame.rows)):
         kept = dataclasses.replace(settings, keep_oov=True)
         with_all = build_frame(corpus, kept)
-        more = [_difference(effect, with_all, corpus) for effect in analyse(with_all, kept).effects]
+        again = analyse(with_all, kept)
+        more = [_difference(again.effect(name), with_all, corpus) for name in with_all.predictors]
         rows += [{**row, "predictor": f"{row['predictor']}, --keep-oov"} for row in more]
         remarks.append(
             f"warning: {unknown:,} words are left out because they, or a word before, are unknown to a model: those "
@@ -55,33 +57,35 @@ def evaluate_reading(
     tables = {
         "baseline": [_baseline(frame, analysis)],
         "differences": rows,
-        "effects": [_effect(effect, settings.spillover) for effect in analysis.effects],
-        "pairs": [{"a": a, "b": b, **dataclasses.asdict(found)} for (a, b), found in analysis.pairs.items()],
+        "effects": [_effect(effect, settings.spillover) for effect in effects],
+        "pairs": analysis.pairs(),
         "predictors": [_describe(one) for one in corpus.predictors],
         "remarks": [{"remark": remark} for remark in remarks],
     }
     chosen = {**dataclasses.asdict(settings), "baseline": "+".join(settings.baseline), **(options or {})}
-    gains = {f"delta_ll {effect.name}": effect.gains["delta_ll"] for effect in analysis.effects}
+    baseline = tables["baseline"][0]
+    gains = {f"delta_ll {effect.name}": effect.gains["delta_ll"] for effect in effects}
     result = EvaluationResult(
         task="reading",
-        scores={"baseline_ll": float(np.nanmean(analysis.ll)), **gains},
+        scores={"baseline_ll": baseline["held_out_ll"], **gains},
         model={"name": ", ".join(frame.predictors), **(model or {}), "predictors": _sources(corpus)},
         options={"unit": "nats per word", **{name: None if v is False else v for name, v in chosen.items()}},
         data={**(data or {}), "words": len(frame.rows), "exclusions": frame.lost},
         tables={title: table for title, table in tables.items() if table},
         versions=library_versions("pandas", "scipy", "statsmodels", "wordfreq"),
     )
-    return ReadingReport(result, frame, analysis, remarks)
+    return ReadingReport(result, frame, effects, remarks)
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
 def _baseline(frame: Frame, analysis: Analysis) -> Row:
+    ll, r2 = analysis.baseline_ll(), analysis.mean("r2", "")
     return {
         "columns": " ".join(map(str, frame.baseline.columns)),
-        "words": int(np.isfinite(analysis.ll).sum()),
-        "held_out_ll": float(np.nanmean(analysis.ll)),
-        "in_sample_ll": analysis.in_sample,
-        "r2": analysis.r2 if math.isfinite(analysis.r2) else None,
+        "words": int(np.isfinite(ll).sum()),
+        "held_out_ll": float(np.nanmean(ll)),
+        "in_sample_ll": analysis.mean("ll_per_word", ""),
+        "r2": r2 if math.isfinite(r2) else None,
     }
 
 
@@ -114,7 +118,7 @@ def _sources(corpus: Corpus) -> list[Row]:
 
 
 # ----------------------------------------------------------------------------------------------------------- remarks
-def _warnings(frame: Frame, analysis: Analysis, corpus: Corpus) -> list[str]:
+def _warnings(frame: Frame, analysis: Analysis, effects: list[Effect], corpus: Corpus) -> list[str]:
     """What may be wrong with the data or the predictors."""
     said = []
     if analysis.readers_left_out:
@@ -123,7 +127,7 @@ def _warnings(frame: Frame, analysis: Analysis, corpus: Corpus) -> list[str]:
         said.append(f"left out of the baseline, as they are the same for all these words: {', '.join(frame.constant)}")
     if "frequency_0" not in frame.baseline:
         said.append("warning: the baseline has no word frequency, so Delta LL is larger: give --frequencies")
-    for effect in analysis.effects:
+    for effect in effects:
         total = effect.coefficients.loc[list(frame.predictors[effect.name]), "b"].sum()
         if total < 0:
             said.append(
@@ -149,7 +153,7 @@ def coefficient_rows(report: ReadingReport) -> list[Row]:
     """predictor, term, b, se, t, p of every regression on all words."""
     return [
         {"predictor": effect.name, "term": term, **row}
-        for effect in report.analysis.effects
+        for effect in report.effects
         for term, row in effect.coefficients.to_dict("index").items()
     ]
 
