@@ -177,7 +177,7 @@ def test_what_files_hold_beside_universal_dependencies(tmp_path: Path, capsys):
 def test_evalb_removes_punctuation():
     (gold,) = parse_treebank(["(VERBP (NOUNP (DET the) (NOUN cat)) (PUNCT ,) (VERB sleeps) (PUNCT .))"])
     scores = labeled_f1([(["NOUNP", "VERBP"], [(0, 3), (0, 5)])], [gold])
-    assert scores.overall.f1 == 1 and labeled_f1([gold], [gold]).overall.f1 == 1
+    assert scores.overall.f1 == 1
 
 
 def test_pipes_are_read_once(tmp_path: Path):

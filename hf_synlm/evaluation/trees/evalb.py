@@ -22,7 +22,7 @@ from itertools import accumulate, compress
 from typing import Literal
 
 from hf_synlm.data.parsed import tree_lines, trees_by_depth
-from hf_synlm.data.text import PathLike, errors_at, read_lines, read_lines_beside
+from hf_synlm.data.text import PathLike, read_lines, read_lines_beside
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.evalb_input import COLLINS, Bracket, EvalbParameters, EvalbTree
 from hf_synlm.trees.spans import Span
@@ -139,7 +139,7 @@ def _ratio(part: int, whole: int) -> float:
 
 # --------------------------------------------------------------------------------------------------- evaluation
 def labeled_f1(
-    predicted: Sequence[tuple[Sequence[str], Sequence[Span]] | TreebankSentence | EvalbTree | None],
+    predicted: Sequence[tuple[Sequence[str], Sequence[Span]] | EvalbTree],
     gold: Sequence[TreebankSentence | EvalbTree],
     parameters: EvalbParameters = COLLINS,
 ) -> EvalbScores:
@@ -148,8 +148,8 @@ def labeled_f1(
     Args:
         predicted: per sentence (labels, spans): one label per half-open span over the gold words, in post-order, unary
             chains as repeated spans (see `word_brackets` for trees over word pieces). A prediction may also be a tree
-                with its own words and tags. None = the sentence has no parse. As in EVALB, it is left out of all scores
-                and counted in `num_skipped`. Give ([], []) to count its gold brackets as missed.
+            with its own words and tags. Without words, the sentence has no parse. As in EVALB, it is left out of all
+            scores and counted in `num_skipped`. Give ([], []) to count its gold brackets as missed.
         gold: the gold trees.
         parameters: what to count; the default is COLLINS.prm. With its list of removed tags, PUNCT of Universal
             Dependencies is removed, too, which the program EVALB does not do.
@@ -158,8 +158,7 @@ def labeled_f1(
         The scores.
 
     Raises:
-        ValueError: different numbers of sentences, spans outside of their sentence (the message names the sentence),
-            more than `max_errors` sentences whose words differ.
+        ValueError: different numbers of sentences, or more than `max_errors` sentences whose words differ.
 
     Cost: per sentence O(gold brackets x predicted brackets).
     """
@@ -167,19 +166,11 @@ def labeled_f1(
         parameters = dataclasses.replace(parameters, delete_labels=(*parameters.delete_labels, "PUNCT"))
     sentences: list[EvalbSentence] = []
     num_errors = 0
-    for number, (prediction, truth) in enumerate(zip(predicted, gold, strict=True)):
+    for number, (test, truth) in enumerate(zip(predicted, gold, strict=True)):
         gold_tree = EvalbTree.from_sentence(truth) if isinstance(truth, TreebankSentence) else truth
-        if prediction is None:
-            test_tree = EvalbTree((), (), ())
-        elif isinstance(prediction, TreebankSentence):
-            test_tree = EvalbTree.from_sentence(prediction)
-        elif isinstance(prediction, EvalbTree):
-            test_tree = prediction
-        else:
-            labels, spans = prediction
-            with errors_at(f"prediction for sentence {number}"):
-                test_tree = EvalbTree.from_spans(gold_tree.words, gold_tree.tags, labels, spans)
-        sentences.append(score_sentence(test_tree, gold_tree, parameters))
+        if not isinstance(test, EvalbTree):
+            test = EvalbTree.from_spans(gold_tree.words, gold_tree.tags, *test)
+        sentences.append(score_sentence(test, gold_tree, parameters))
         num_errors += sentences[-1].status == "error"
         if num_errors > parameters.max_errors + 1:  # EVALB looks at its counter before it counts
             raise ValueError(

@@ -37,28 +37,23 @@ class EvalbParameters:
     @classmethod
     def read(cls, path: PathLike) -> "EvalbParameters":
         """Read a parameter file (.prm). What it does not set is empty, as in EVALB, not as in COLLINS.prm."""
-        lists: dict[str, list] = {name: [] for name in _LIST_KEYWORDS.values()}
-        numbers: dict[str, Any] = {}
+        fields: dict[str, Any] = {name: () for name, size in _KEYWORDS.values() if size}
         for number, line in enumerate(read_lines_beside(path), start=1):
             if line.startswith("#") or not line.strip():
                 continue
             keyword, *values = line.split()
-            if keyword in _LIST_KEYWORDS:
-                name = _LIST_KEYWORDS[keyword]
-                count = 2 if name.startswith("equal") else 1
-                lists[name].append(tuple(values) if count == 2 else values[0] if values else None)
-                is_right = len(values) == count
-            elif keyword in _NUMBER_KEYWORDS:
-                is_right = len(values) == 1 and values[0].isdecimal()
-                kind = bool if keyword == "LABELED" else int
-                numbers[_NUMBER_KEYWORDS[keyword]] = kind(int(values[0])) if is_right else 0
-            else:
-                known = ", ".join((*_LIST_KEYWORDS, *_NUMBER_KEYWORDS))
-                raise ValueError(f"{path}:{number}: {keyword!r} is not a parameter of EVALB: use one of {known}")
-            if not is_right:
+            if keyword not in _KEYWORDS:
+                raise ValueError(
+                    f"{path}:{number}: {keyword!r} is not a parameter of EVALB: use one of {', '.join(_KEYWORDS)}"
+                )
+            name, size = _KEYWORDS[keyword]
+            if len(values) != (size or 1) or (not size and not values[0].isdecimal()):
                 raise ValueError(f"{path}:{number}: {line.strip()!r}: the value of {keyword} does not fit")
-        numbers.pop("debug", None)
-        return cls(**{name: tuple(values) for name, values in lists.items()} | numbers)
+            if size:
+                fields[name] += (values[0] if size == 1 else tuple(values),)
+            elif name:
+                fields[name] = int(values[0])
+        return cls(**fields | {"labeled": bool(fields.get("labeled", True))})
 
     def same_label(self, left: str, right: str) -> bool:
         """Whether two labels count as equal."""
@@ -69,14 +64,18 @@ class EvalbParameters:
         return left == right or (left, right) in self.equal_words or (right, left) in self.equal_words
 
 
-_LIST_KEYWORDS = {
-    "DELETE_LABEL": "delete_labels",
-    "DELETE_LABEL_FOR_LENGTH": "delete_labels_for_length",
-    "EQ_LABEL": "equal_labels",
-    "EQ_WORD": "equal_words",
-    "QUOTE_LABEL": "quote_labels",
+# Field, and how many words a line adds to it; 0 = it is a number.
+_KEYWORDS = {
+    "DELETE_LABEL": ("delete_labels", 1),
+    "DELETE_LABEL_FOR_LENGTH": ("delete_labels_for_length", 1),
+    "EQ_LABEL": ("equal_labels", 2),
+    "EQ_WORD": ("equal_words", 2),
+    "QUOTE_LABEL": ("quote_labels", 1),
+    "LABELED": ("labeled", 0),
+    "CUTOFF_LEN": ("cutoff_length", 0),
+    "MAX_ERROR": ("max_errors", 0),
+    "DEBUG": ("", 0),  # of the program's output
 }
-_NUMBER_KEYWORDS = {"LABELED": "labeled", "CUTOFF_LEN": "cutoff_length", "MAX_ERROR": "max_errors", "DEBUG": "debug"}
 COLLINS = EvalbParameters()
 
 
@@ -125,9 +124,6 @@ class EvalbTree:
         cls, words: Sequence[str], tags: Sequence[str], labels: Sequence[str], spans: Sequence[Span]
     ) -> "EvalbTree":
         """A tree from one label per half-open word span in post-order (unary chains from the bottom to the top)."""
-        for i, j in spans:
-            if not 0 <= i < j <= len(words):
-                raise ValueError(f"span ({i}, {j}) does not fit into {len(words)} words: spans are half-open, in words")
         brackets = [(label, i, j) for label, (i, j) in zip(labels, spans, strict=True)]
         opening = sorted(reversed(brackets), key=lambda bracket: (bracket[1], -bracket[2]))
         return cls(tuple(words), tuple(tags), tuple(opening))
