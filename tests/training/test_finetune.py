@@ -31,7 +31,7 @@ from hf_synlm import (
 )
 from hf_synlm.data.tokenizers import add_classification_template, train_wordpiece_tokenizer
 from hf_synlm.evaluation.results import load_result
-from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, glue_task, main_score, task_scores
+from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, check_labels, glue_task, main_score, task_scores
 from hf_synlm.evaluation.suites.rouge import rouge_scores, sentences_as_lines
 from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.text.words import unknown_ids
@@ -78,16 +78,15 @@ def test_names_of_glue_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "predicted", "gold", "match"),
+    ("task", "labels", "match"),
     [
-        (CLASSES, [0, 1], [0], "shape"),
-        (CLASSES, [0, 2], [0, 1], "label 2 of row 1 .counted from 0. is not an id from 0 to 1"),
-        (NUMBERS, [float("nan"), 1.0], [0.0, 1.0], "label nan of row 0 .counted from 0. is not a finite number"),
+        (CLASSES, [0, 2], "label 2 of row 1 .counted from 0. is not an id from 0 to 1"),
+        (NUMBERS, [float("nan"), 1.0], "label nan of row 0 .counted from 0. is not a finite number"),
     ],
 )
-def test_bad_predictions_are_refused(task: TextTask, predicted: list, gold: list, match: str) -> None:
+def test_bad_labels_are_refused(task: TextTask, labels: list, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        task_scores(task, predicted, gold)
+        check_labels(task, np.array(labels), "file.csv")
 
 
 def test_rouge_takes_the_best_of_several_references_and_splits_sentences() -> None:
