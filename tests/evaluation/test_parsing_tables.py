@@ -22,7 +22,7 @@ from hf_synlm.evaluation.trees.gold_treebank import (
     score_table,
     score_trees,
 )
-from hf_synlm.evaluation.trees.parsing import binarized_gold, branching_baselines
+from hf_synlm.evaluation.trees.parsing import CONVENTIONS, binarized_gold, branching_baselines, resolve_convention
 from hf_synlm.evaluation.trees.parsing_analysis import (
     Recall,
     permutation_test,
@@ -56,23 +56,23 @@ def sentence(text=TREE):
 # ------------------------------------------------------------------------------------------- recall by class
 def test_recall_by_label_by_hand():
     gold = sentence()
-    found = recall_by_label([[(0, 2), (4, 6), (3, 6), (1, 6), (0, 6)]], [gold])
+    found = recall_by_label([[(0, 2), (4, 6), (3, 6), (1, 6), (0, 6)]], [gold], CONVENTIONS["gpst"])
     assert found == {"NP": Recall(2, 2), "VP": Recall(0, 1), "PP": Recall(1, 1)}
     assert found["NP"].value == 1 and list(found)[0] == "NP"
-    assert recall_by_label([[]], [gold], sentence_span="count")["S"] == Recall(1, 1)
-    assert recall_by_label([[]], [gold], max_length=5) == {}
+    assert recall_by_label([[]], [gold], CONVENTIONS["palm"])["S"] == Recall(1, 1)
+    assert recall_by_label([[]], [gold], resolve_convention("gpst", max_length=5)) == {}
 
 
 def test_recall_by_length_and_height_by_hand():
     gold = sentence().spans
     assert span_heights(gold) == {(0, 2): 1, (4, 6): 1, (3, 6): 2, (2, 6): 3, (0, 6): 4}
     predicted = [(0, 2), (3, 6), (2, 4)]
-    by_length = recall_by_size([predicted], [gold], [6], "width")
+    by_length = recall_by_size([predicted], [gold], [6], "width", CONVENTIONS["gpst"])
     assert by_length == {2: Recall(1, 2), 3: Recall(1, 1), 4: Recall(0, 1)}
-    by_height = recall_by_size([predicted], [gold], [6], "height", sentence_span="count")
+    by_height = recall_by_size([predicted], [gold], [6], "height", CONVENTIONS["palm"])
     assert by_height == {1: Recall(1, 2), 2: Recall(1, 1), 3: Recall(0, 1), 4: Recall(1, 1)}
     # Precision by height is recall with the sides exchanged; (2, 4) crosses a gold constituent.
-    assert recall_by_size([gold], [predicted], [6], "height") == {1: Recall(2, 3)}
+    assert recall_by_size([gold], [predicted], [6], "height", CONVENTIONS["gpst"]) == {1: Recall(2, 3)}
 
 
 # -------------------------------------------------------------------------------------------------- shapes of trees

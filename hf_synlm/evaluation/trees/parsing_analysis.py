@@ -27,7 +27,6 @@ from hf_synlm.evaluation.trees.parsing import (
     check_spans,
     check_trees,
     counted_spans,
-    resolve_convention,
     unlabeled_f1,
 )
 from hf_synlm.trees.spans import Span
@@ -47,10 +46,7 @@ class Recall:
 
 
 def recall_by_label(
-    predicted: Sequence[Sequence[Span]],
-    gold: Sequence[TreebankSentence],
-    convention: str | ParsingConvention = "gpst",
-    **changes: Any,
+    predicted: Sequence[Sequence[Span]], gold: Sequence[TreebankSentence], convention: ParsingConvention
 ) -> dict[str, Recall]:
     """Recall of gold constituents by their label, the most frequent first; the prediction needs no labels.
 
@@ -59,7 +55,7 @@ def recall_by_label(
     (2019) do not. Remove punctuation before (`TreebankSentence.select_words`).
     """
     found, total = Counter[str](), Counter[str]()
-    for of_sentence, truth in _labels_found(predicted, gold, resolve_convention(convention, **changes)):
+    for of_sentence, truth in _labels_found(predicted, gold, convention):
         found.update(of_sentence)
         total.update(truth)
     return {label: Recall(found[label], count) for label, count in total.most_common()}
@@ -100,14 +96,12 @@ def compare_parses(
     first: Sequence[Sequence[Span]],
     second: Sequence[Sequence[Span]],
     gold: Sequence[TreebankSentence],
-    convention: str | ParsingConvention = "gpst",
-    **changes: Any,
+    convention: ParsingConvention,
 ) -> list[dict[str, Any]]:
     """Rows that compare two systems in percent: sentence F1, and recall by label, with paired permutation tests.
 
     `difference` is second - first; `p` is not corrected for the number of tests. Remove punctuation before.
     """
-    convention = resolve_convention(convention, **changes)
     lengths = [len(sentence.words) for sentence in gold]
     spans = [sentence.spans for sentence in gold]
     rows = [compare_scores(*(unlabeled_f1(trees, spans, lengths, convention) for trees in (first, second)))]
@@ -143,12 +137,11 @@ def recall_by_size(
     gold: Sequence[Sequence[Span]],
     lengths: Sequence[int],
     size: Literal["width", "height"],
-    convention: str | ParsingConvention = "gpst",
-    **changes: Any,
+    convention: ParsingConvention,
 ) -> dict[int, Recall]:
     """Recall of gold constituents by their number of words, or by their height (`span_heights`), small ones first."""
     found, total = Counter[int](), Counter[int]()
-    for number, prediction, truth in _scored(predicted, gold, lengths, resolve_convention(convention, **changes)):
+    for number, prediction, truth in _scored(predicted, gold, lengths, convention):
         # The whole sentence may count without being listed.
         heights = span_heights([*gold[number], *truth]) if size == "height" else {}
         for span in truth:
@@ -249,7 +242,7 @@ def _splits(spans: set[Span], length: int) -> list[tuple[int, int, int]]:
 
 
 def pairwise_f1(
-    runs: Sequence[Sequence[Sequence[Span]]], lengths: Sequence[int], convention: str | ParsingConvention = "gpst"
+    runs: Sequence[Sequence[Sequence[Span]]], lengths: Sequence[int], convention: ParsingConvention
 ) -> dict[tuple[int, int], float]:
     """F1, in 0..1, between the trees of every two runs; its mean is the "self F1" of Williams et al. (2018)."""
     pairs = combinations(range(len(runs)), 2)

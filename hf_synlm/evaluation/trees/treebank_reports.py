@@ -16,7 +16,6 @@ from hf_synlm.evaluation.trees.parsing import (
     ParsingScores,
     binarized_gold,
     branching_baselines,
-    resolve_convention,
     unlabeled_f1,
 )
 from hf_synlm.evaluation.trees.parsing_analysis import (
@@ -37,19 +36,17 @@ RIGHT = "right branching"
 def report_parsing(
     treebank: Treebank,
     runs: Mapping[str, Sequence[ParsedSentence]],
-    convention: str | ParsingConvention = "gpst",
+    convention: ParsingConvention,
     *,
     average: Sequence[ParsedSentence] | None = None,
-    **changes: Any,
 ) -> tuple[dict[str, float], dict[str, list[Row]]]:
     """Score the trees of one or several runs without their labels; all numbers are of sentences that are scored.
 
     Args:
         treebank: the gold trees.
         runs: per run, by its name, the parsed sentences of the treebank in order.
-        convention: as in `unlabeled_f1`.
+        convention: what is counted.
         average: the average of the runs, which is scored beside them as `consensus_f1`.
-        **changes: as in `unlabeled_f1`.
 
     Returns:
         Scores by name, means if there are several runs (then also `f1_standard_deviation` and `agreement`); and tables
@@ -58,7 +55,6 @@ def report_parsing(
     Raises:
         ValueError: trees that are not over the words of the treebank, or as `unlabeled_f1`.
     """
-    convention = resolve_convention(convention, **changes)
     count, runs = len(runs), _with_average(runs, average)
     treebank, runs, gold, lengths = _scored(treebank, runs, convention)
     trees = {name: treebank.over_kept_words(best_trees(parsed)) for name, parsed in runs.items()}
@@ -174,7 +170,7 @@ def _with_average(runs: Mapping[str, Any], average: Sequence[ParsedSentence] | N
 
 
 def report_comparison(
-    treebank: Treebank, systems: Mapping[str, Sequence[ParsedSentence]], convention: str | ParsingConvention = "gpst"
+    treebank: Treebank, systems: Mapping[str, Sequence[ParsedSentence]], convention: ParsingConvention
 ) -> tuple[dict[str, float], dict[str, list[Row]]]:
     """`compare_parses` of two systems, by name: the row of sentence F1 as scores, and all rows as a table."""
     for name, parsed in systems.items():
@@ -182,7 +178,7 @@ def report_comparison(
     first, second = (_constituents(treebank.over_kept_words(best_trees(parsed))) for parsed in systems.values())
     rows = compare_parses(first, second, treebank.scored(), convention)
     scores = {name: value for name, value in rows[0].items() if name not in ("measure", "of")}
-    scores["num_sentences"] = len(treebank.numbers_scored(resolve_convention(convention)))
+    scores["num_sentences"] = len(treebank.numbers_scored(convention))
     return scores, {"sentence F1 and recall by label (%)": rows}
 
 
