@@ -69,8 +69,6 @@ class Formula:
             is_truth = self._is_truth(self._tree)
         except SyntaxError as error:
             raise self._error(f"{error.msg}; +, -, <, >, =, & and | join its regions and numbers") from error
-        except (RecursionError, MemoryError) as error:
-            raise self._error("its brackets are nested too deep") from error
         if not is_truth:
             raise self._error("it is a number, but a prediction compares numbers by <, > or =")
 

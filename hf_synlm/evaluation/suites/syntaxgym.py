@@ -14,7 +14,6 @@ Generalization in Neural Language Models, ACL 2020; suites: cpllab/syntactic-gen
 this package.
 """
 
-import json
 import operator
 import statistics
 import time
@@ -23,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_synlm.data.files import find_files
-from hf_synlm.data.text import PathLike, check_list, errors_at, open_text
+from hf_synlm.data.files import find_files, read_json
+from hf_synlm.data.text import PathLike, check_list, errors_at
 from hf_synlm.evaluation.results import EvaluationResult, Row, describe_files
 from hf_synlm.evaluation.suites.formulas import Formula
 from hf_synlm.evaluation.text.scoring import TextScorer
@@ -104,14 +103,8 @@ def load_suite(path: PathLike) -> Suite:
     Raises:
         ValueError: the file is not a valid suite; the message says where.
     """
+    data = read_json(path)
     with errors_at(str(path)):
-        try:
-            with open_text(path) as file:
-                data = json.load(file)
-        except OSError as error:
-            raise ValueError(f"it cannot be read: {error}") from error
-        except (ValueError, RecursionError) as error:  # no text, no JSON, or brackets without end
-            raise ValueError(f"it is not JSON: {error}") from error
         return _suite(data)
 
 
