@@ -137,14 +137,12 @@ class SearchReader(LogitReader):
             found = [TokenScores(values) for values in self._own_columns(chosen, batch)]
             for scores, read in zip(found, by_logits, strict=reads_logits):
                 scores.entropy = read.entropy
+        names = [*noted, *(["belief_cut"] if "belief_update" in noted else [])]
         if self.scorer.details:
-            names = {"beam_entropy": "beam_entropy", "num_actions": "num_actions", "stack_depth": "stack_depth"}
-            for name, source in (names if stepwise else names | {"lexical": "lexical_log_probs"}).items():
-                for scores, values in zip(found, self._own_columns(getattr(parsed, source), batch), strict=True):
-                    setattr(scores, name, values)
-        names = ["belief_cut", *noted] if "belief_update" in noted else noted
+            names += ["beam_entropy", "num_actions", "stack_depth", *([] if stepwise else ["lexical"])]
         for name in names:
-            for scores, values in zip(found, self._own_columns(getattr(parsed, name), batch), strict=True):
+            measured = getattr(parsed, "lexical_log_probs" if name == "lexical" else name)
+            for scores, values in zip(found, self._own_columns(measured, batch), strict=True):
                 setattr(scores, name, values)
         if self.end:
             self._add_ends(found, parsed, batch, stepwise)
