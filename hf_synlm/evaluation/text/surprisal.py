@@ -39,7 +39,7 @@ from hf_synlm.evaluation.text.batches import growing_blocks
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem, columns_of
 from hf_synlm.evaluation.text.token_scores import TokenScores
-from hf_synlm.evaluation.text.words import EncodedText, Word, encode_rows, split_words, word_starts
+from hf_synlm.evaluation.text.words import EncodedText, Word, encode_sentences, split_words, word_starts
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.hub.abilities import declared
 from hf_synlm.recurrent.distances import spans_to_distances
@@ -129,10 +129,8 @@ def iterate_words(
     """
     if context not in ("sentence", "document"):
         raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
-    encode = partial(
-        encode_rows, scorer.tokenizer, tokenize=scorer.tokenization(tokenize), text_style=scorer.text_style
-    )
-    as_written = encode if scorer.text_style == NATURAL else partial(encode_rows, scorer.tokenizer)
+    encode = partial(scorer.encode, tokenize=tokenize)
+    as_written = encode if scorer.text_style == NATURAL else partial(encode_sentences, scorer.tokenizer)
     reads_documents = context == "document" and not scorer.reads_context
     is_list = isinstance(items, list)
     has_one_tree = scorer.details and declared(scorer.model.config, "gives_trees") and not scorer.searches

@@ -250,8 +250,8 @@ def encode_sentences(
 ) -> list[EncodedText]:
     """Encode sentences given as words, and assign every token to a word.
 
-    Text that looks like a special token is read as text. In a vocabulary of words, such a word is unknown. No token is
-    added.
+    Words may have white space inside, or be empty and have no token. Text that looks like a special token is read as
+    text. In a vocabulary of words, such a word is unknown. No token is added.
 
     Args:
         tokenizer: a fast tokenizer, which gives the positions of its tokens.
@@ -264,7 +264,7 @@ def encode_sentences(
         One text per sentence.
 
     Raises:
-        ValueError: the tokenizer gives no positions, a word is empty or has white space, or a token covers two words.
+        ValueError: the tokenizer gives no positions, or a token covers two words.
 
     Cost: O(characters).
     """
@@ -274,19 +274,26 @@ def encode_sentences(
             "words: use a fast tokenizer (one with a tokenizer.json)"
         )
     check_list("sentences", sentences, '["the", "dog"]')
-    for number, words in enumerate(sentences):
-        for word in words:
-            if not word or len(word.split()) != 1:
-                raise ValueError(
-                    f"sentence {number} has the word {word!r}: words must not be empty or have white space"
-                )
+    parts = [[word.split() for word in words] for words in sentences]
+    leaves = [[part for word in words for part in word] for words in parts]
+    texts = _encode_leaves(tokenizer, leaves, tokenize, text_style)
+    return [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]
+
+
+def _encode_leaves(
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[Sequence[str]],
+    tokenize: Tokenization | None = None,
+    text_style: str | None = None,
+) -> list[EncodedText]:
+    """`encode_sentences` of words without white space."""
     if text_style == NATURAL or tokenize not in (None, "words"):
         pieces = split_sentences(tokenizer, sentences, tokenize, text_style)
         leaves = [[piece for word in words for piece in word] for words in pieces]
         encoded = (
             _encode_natural(tokenizer, pieces, leaves, tokenize)
             if text_style == NATURAL
-            else encode_sentences(tokenizer, leaves)
+            else _encode_leaves(tokenizer, leaves)
         )
         return [_join_pieces(words, text) for words, text in zip(pieces, encoded, strict=True)]
     texts = [" ".join(words) for words in sentences]
@@ -330,18 +337,6 @@ def _encode_natural(
         )
         for (ids, owners), words in zip(encode_joined(tokenizer, leaves, joined), leaves, strict=True)
     ]
-
-
-def encode_rows(
-    tokenizer: PreTrainedTokenizerBase,
-    sentences: Sequence[Sequence[str]],
-    tokenize: Tokenization | None = None,
-    text_style: str | None = None,
-) -> list[EncodedText]:
-    """Like `encode_sentences`, but words may have white space inside, or be empty and have no token."""
-    parts = [[word.split() for word in words] for words in sentences]
-    texts = encode_sentences(tokenizer, [list(chain.from_iterable(words)) for words in parts], tokenize, text_style)
-    return [_join_pieces(words, text) for words, text in zip(parts, texts, strict=True)]
 
 
 def _join_pieces(words: Sequence[Sequence[str]], text: EncodedText) -> EncodedText:
