@@ -24,8 +24,6 @@ from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.parsing import (
     ParsingConvention,
     ParsingScores,
-    check_spans,
-    check_trees,
     counted_spans,
     unlabeled_f1,
 )
@@ -172,7 +170,6 @@ def _scored(
     convention: ParsingConvention,
 ) -> list[tuple[int, set[Span], set[Span]]]:
     """Number, counted predicted spans and counted gold spans of each sentence that the convention does not skip."""
-    check_trees(predicted, gold, lengths)
     scored = []
     for number, length in enumerate(lengths):
         if convention.scores_length(length):
@@ -198,8 +195,7 @@ def tree_statistics(trees: Sequence[Sequence[Span]], lengths: Sequence[int]) -> 
     rest of the words is treated likewise, whether it is a constituent or not.
     """
     depths, left_words, right_words, left, right, num_splits = [], 0, 0, 0, 0, 0
-    for number, (tree, length) in enumerate(zip(trees, lengths, strict=True)):
-        check_spans(tree, length, f"tree of sentence {number}")
+    for tree, length in zip(trees, lengths, strict=True):
         spans = {span for span in tree if span[1] - span[0] > 1} | ({(0, length)} if length > 1 else set())
         depths.append(sum(j - i for i, j in spans) / length)
         left_words += len({i for i, _ in spans})
