@@ -19,9 +19,9 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.programs import train_pcfg
 from hf_synlm.training.tasks.stream_batches import read_words
-from tests.helpers.training_runs import run_here, sample_treebank
+from tests.helpers.training_runs import TINY, run_here, sample_treebank
 
-SIZES = "symbol_size=8,num_nonterminals=4,num_preterminals=6"
+SIZES = TINY["pcfg"]
 COMPOUND = "latent_size=3,encoder_embedding_size=5,encoder_hidden_size=4"
 GRAMMARS = {
     "dense": SIZES,
