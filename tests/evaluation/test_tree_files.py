@@ -18,6 +18,7 @@ from hf_synlm.evaluation.text.tree_files import Proposals, evaluate_proposals, r
 from hf_synlm.generation.given_trees import TreeScoringMixin
 from hf_synlm.trees.codecs import binary_token_spans, tree_attachments
 from tests.helpers.commands import fail
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import scorer_of
 from tests.models.pushdown.test_modeling_pushdown import histories
 
@@ -149,8 +150,7 @@ def test_labels_of_binary_trees(tmp_path: Path) -> None:
     file = tmp_path / "trees.txt"
     file.write_text("(NP (X the) (X people) (X of))\n(S (NP (X the) (X people) (X of)))\n")
     scorer, given = scorer_of("tree_lm_binary"), read_proposals([file])
-    with pytest.raises(ValueError, match="@, S.NP; it knows NP, S, VP"):
-        score_proposals(scorer, WORDS[:3], given[WORDS[:3]])
+    refused("@, S.NP; it knows NP, S, VP", score_proposals, scorer, WORDS[:3], given[WORDS[:3]])
 
 
 def test_result_states_its_protocol(trees: Path) -> None:
