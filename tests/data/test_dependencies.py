@@ -266,9 +266,8 @@ def test_evaluation_chooses_constituents_of_dependencies(tmp_path: Path, capsys)
         command = ["evaluate", "parsing", "--treebank", str(treebank), "--trees", str(copy), *options]
         assert main([*command, "--out", str(out), "--overwrite"]) == 0
         assert json.loads(out.read_text(encoding="utf-8"))["scores"]["f1"] == 100
-    assert "leave out the options of dependencies (structure)" in fail(
-        capsys, "evaluate", "parsing", "--treebank", trees, "--trees", trees, "--structure", "flat"
-    )
+    command = ("evaluate", "parsing", "--treebank", trees, "--trees", trees, "--structure", "flat")
+    assert "leave out the options of dependencies (structure)" in fail(capsys, *command)
 
 
 def test_marked_heads_give_the_dependencies_back(tmp_path: Path):

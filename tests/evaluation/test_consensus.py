@@ -141,21 +141,14 @@ def test_runs_share_one_vote_and_may_lack_trees():
     assert average_parses({"a": [none, one], "b": [none, none]}) == [none, *average_parses({"a": [one]})]
 
 
-@pytest.mark.parametrize(
-    ("trees", "weights", "message"),
-    [
-        ([], None, "one or more trees"),
-        ([[(0, 2)], [(0, 2), (0, 3)]], None, r"over \[2, 3\] words"),
-        ([[(0, 2), (0, 3)], [(0, 2), (1, 3), (0, 3)]], None, r"tree 1: spans \(0, 2\) and \(1, 3\) cross"),
-        ([[(0, 2), (1, 3)]], None, "tree 0: .* cross"),
-        ([[(0, 2)]], [1, 2], "for 1 trees"),
-        ([[(0, 2)]], [-1], "0 or more"),
-        ([[(0, 2)]], [math.nan], "finite"),
-        ([[(0, 2)]], [0], "for 1 trees"),
-    ],
-)
-def test_what_cannot_be_averaged(trees, weights, message):
-    refused(message, average_trees, trees, weights)
+def test_what_cannot_be_averaged():
+    left, crossing = [(0, 2), (0, 3)], [(0, 2), (1, 3), (0, 3)]
+    refused("one or more trees", average_trees, [])
+    refused(r"over \[2, 3\] words", average_trees, [[(0, 2)], left])
+    refused(r"tree 1: spans \(0, 2\) and \(1, 3\) cross", average_trees, [left, crossing])
+    refused("tree 0: .* cross", average_trees, [[(0, 2), (1, 3)]])
+    for weights, said in (([1, 2], "for 1 trees"), ([-1], "0 or more"), ([math.nan], "finite"), ([0], "for 1 trees")):
+        refused(said, average_trees, [[(0, 2)]], weights)
 
 
 def test_runs_that_do_not_fit():

@@ -137,9 +137,8 @@ def reference_f1(predicted, gold, length, sentence_span):
     """Sentence F1 in sets and fractions, as a paper would put it (no epsilon)."""
     predicted, gold = set(predicted), set(gold)
     whole = {(0, length)} if length > 1 else set()
-    predicted, gold = (
-        (predicted | whole, gold | whole) if sentence_span == "count" else (predicted - whole, gold - whole)
-    )
+    treat = set.union if sentence_span == "count" else set.difference
+    predicted, gold = treat(predicted, whole), treat(gold, whole)
     if not gold:
         return float(not predicted)
     return 2 * len(predicted & gold) / (len(predicted) + len(gold))

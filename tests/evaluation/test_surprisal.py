@@ -395,36 +395,30 @@ def test_document_context_of_recurrent_models():
     assert len(scores[1].words) == 0 and len(scores[2].tokens) == len(second)
 
 
-def test_document_context_of_gpst():
-    model, tokenizer = model_and_tokenizer("gpst")
-    documents = [TextItem(str(k), sentence) for k, sentence in enumerate(SENTENCES[:2])]
-    scores = score_words(scorer_of("gpst"), documents, context="document")
-    first, second = (tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
-    ids = torch.tensor([[*first, *second]])
-    context = torch.tensor([[1] * len(first) + [0] * len(second)])
-    expected = model.parse(ids, context_sentence_ids=context).token_log_probs[0, len(first) :]
-    assert [p for _, p in scores[1].tokens] == pytest.approx(expected.tolist(), abs=1e-4)
-    assert totals(scores)[0] == pytest.approx(totals(score_words(scorer_of("gpst"), documents))[0], abs=1e-3)
-
-
-def test_document_context_of_a_tree_lm_on_a_backbone(monkeypatch):
-    """The tokens before a sentence; its first sentences are left out where positions are few."""
-    scorer, documents = scorer_of("tree_lm_gpt2"), [TextItem(str(k), text) for k, text in enumerate(SENTENCES[:2])]
-    scores = score_words(scorer, documents, context="document")
+@pytest.mark.parametrize("architecture", ["gpst", "tree_lm_gpt2"])
+def test_document_context_is_that_of_parse(architecture):
+    """The tokens before a sentence."""
+    scorer, documents = scorer_of(architecture), [TextItem(str(k), text) for k, text in enumerate(SENTENCES[:2])]
+    scores, alone = (score_words(scorer, documents, context=context) for context in ("document", "sentence"))
     first, second = (scorer.tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
     numbers = torch.tensor([[1] * len(first) + [0] * len(second)])
-    expected = scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers)
-    expected = expected.token_log_probs[0, len(first) :].tolist()
-    assert [p for _, p in scores[1].tokens] == pytest.approx(expected, abs=1e-4)
-    alone = score_words(scorer, documents)
+    expected = scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers).token_log_probs
+    assert [p for _, p in scores[1].tokens] == pytest.approx(expected[0, len(first) :].tolist(), abs=1e-4)
     assert totals(scores)[0] == pytest.approx(totals(alone)[0], abs=1e-4)
     assert totals(scores)[1] != pytest.approx(totals(alone)[1], abs=1e-3)
-    monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2 * len(first))
-    assert totals(score_words(scorer, documents, context="document"))[1] == pytest.approx(totals(alone)[1], abs=1e-4)
+
+
+def test_contexts_are_cut_where_positions_are_few(monkeypatch):
+    """The first sentences of the context of a tree LM on a backbone are left out."""
+    scorer, documents = scorer_of("tree_lm_gpt2"), [TextItem(str(k), text) for k, text in enumerate(SENTENCES[:2])]
+    ids, alone = scorer.tokenizer(SENTENCES[0])["input_ids"], totals(score_words(scorer, documents))[1]
+    monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2 * len(ids))
+    assert totals(score_words(scorer, documents, context="document"))[1] == pytest.approx(alone, abs=1e-4)
     assert scorer.cuts["contexts_cut"] == 1
     monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2)
-    with pytest.raises(ValueError, match=r"A context of \d+ tokens leaves too few positions .* at most 1, half"):
-        scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers)
+    few = r"A context of \d+ tokens leaves too few positions .* at most 1, half"
+    numbers = (torch.arange(len(ids)) < 6).long()[None]
+    refused(few, scorer.model.parse, torch.tensor([ids]), context_sentence_ids=numbers)
     assert why_sentences_alone(scorer) == "TreeLMForCausalLM is trained on single sentences"
 
 

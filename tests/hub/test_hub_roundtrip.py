@@ -275,9 +275,7 @@ class TestCard:
         result = {key: value for key, value in self.RESULT.items() if key != "num_beams"}
         refused("depends on the beam", fill_card, tiny_gpst_config, {"repo_id": "org/x", "results": [result]})
 
-    @pytest.mark.parametrize(
-        "facts", [{}, {"repo_id": "org/x", "licence": "mit"}, {"repo_id": "org/x", "token": "hf_secret"}]
-    )
+    @pytest.mark.parametrize("facts", [{}, {"repo_id": "a/x", "licence": "mit"}, {"repo_id": "a/x", "token": "hf_x"}])
     def test_unknown_and_missing_facts(self, tiny_gpst_config: GPSTConfig, facts: dict):
         refused("repo_id", fill_card, tiny_gpst_config, facts)
 

@@ -192,9 +192,8 @@ def test_a_decoder_becomes_a_tree_lm(
     assert results["test"]["search"]["num_sentences"] == 6
     model = TreeLMForCausalLM.from_pretrained(tmp_path / "out" / "model")
     assert model.config.backbone_config.model_type == "gpt2" and model.config.pad_token_id == 0
-    (sentence,) = parse_sentences(
-        model, AutoTokenizer.from_pretrained(tmp_path / "out" / "model"), ["unbelievable economies"]
-    )
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
+    (sentence,) = parse_sentences(model, tokenizer, ["unbelievable economies"])
     assert sentence.words == ("unbelievable", "economies")
 
 

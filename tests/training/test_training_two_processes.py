@@ -134,11 +134,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     listed: list[dict[str, Any]] = []
 
     def add(name: str, architecture: str, *more: str, **options: Any) -> None:
-        job = {
-            "script": f"hf_synlm.training.programs.{SCRIPTS[architecture]}",
-            "argv": jobs.argv(name, architecture, *more),
-        }
-        listed.append({**job, "output_dir": str(folder / name), **options})
+        job = {"script": f"hf_synlm.training.programs.{SCRIPTS[architecture]}", "output_dir": str(folder / name)}
+        listed.append({**job, "argv": jobs.argv(name, architecture, *more), **options})
 
     for architecture in SCRIPTS:
         add(f"{architecture}-same", architecture, *SAME_AS_ONE[architecture])
@@ -211,10 +208,7 @@ def test_processes_evaluate_the_saved_model(jobs: Jobs) -> None:
     found = results_of(folder)
     best = next(item for item in found["evaluations"] if item["step"] == found["best_step"])
     assert best["step"] > 0
-    model, tokenizer = (
-        PRPNForCausalLM.from_pretrained(folder / "model"),
-        AutoTokenizer.from_pretrained(folder / "model"),
-    )
+    model, tokenizer = (kind.from_pretrained(folder / "model") for kind in (PRPNForCausalLM, AutoTokenizer))
     data = StreamDataArguments([str(jobs.folder / "trees.train.txt")], [str(jobs.folder / "trees.valid.txt")])
     stream = stream_batches.load_stream(data, data.validation_files, tokenizer)
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(jobs.folder)))
