@@ -34,13 +34,9 @@ def score_parts(
     `action_loss` [N] is - log p of each decision about a tree, `action_row` [N] its sentence; `before` [W, D] are the
     states that predict the words, `place` their rows and columns [W].
     """
-    words, counts = (
-        given.input_ids[place].long(),
-        counted_words(given.input_ids, given.labels, given.mask)[place].float(),
-    )
-    total, word_loss = linear_cross_entropy(
-        before, weight_of(model.lm_head), words, counts, unwrapped(model.lm_head).bias
-    )
+    words, head = given.input_ids[place].long(), model.lm_head
+    counts = counted_words(given.input_ids, given.labels, given.mask)[place].float()
+    total, word_loss = linear_cross_entropy(before, weight_of(head), words, counts, unwrapped(head).bias)
     joint = action_loss.new_zeros(len(given.mask)).index_add(0, action_row, -action_loss.detach())
     joint = joint.index_add(0, place[0], -word_loss.to(joint.dtype))
     (structure, per_action), (lexical, per_word) = given.weights.items()
