@@ -90,6 +90,8 @@ class SyntacticConfig(transformers.PreTrainedConfig):
         self.check_choices(text_style=(None, "natural", "treebank", "no-punctuation"))
         # The decorator would raise its own error type; users catch a plain ValueError.
         self.validate_architecture()
+        self._check_dropouts()
+        self._check_token_ids()
         super().__post_init__(**kwargs)
 
     def _own_classes(self) -> dict[str, str]:
@@ -169,11 +171,11 @@ class SyntacticConfig(transformers.PreTrainedConfig):
                 kind = "a finite positive number" if positive else "a finite number, not negative,"
                 raise ValueError(f"{name} must be {kind} and is {value}.")
 
-    def check_dropout(self, *names: str) -> None:
-        """Raise ValueError unless fields are probabilities of dropping, in [0, 1)."""
-        for name in names:
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must be in [0, 1) and is {getattr(self, name)}.")
+    def _check_dropouts(self) -> None:
+        """Refuse probabilities of dropping outside [0, 1)."""
+        for name, value in vars(self).items():
+            if name.endswith("dropout") and not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} must be in [0, 1) and is {value}.")
 
     def check_choices(self, **choices: Sequence[str]) -> None:
         """Raise ValueError unless fields have one of the values given for them."""
@@ -181,9 +183,10 @@ class SyntacticConfig(transformers.PreTrainedConfig):
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown. Choose one of {list(values)}.")
 
-    def check_token_ids(self, *names: str) -> None:
-        """Raise ValueError unless fields are ids of the vocabulary, or None."""
-        ids = {name: getattr(self, name) for name in names if isinstance(getattr(self, name), int)}
+    def _check_token_ids(self) -> None:
+        """Refuse ids of special tokens, unless they are in the vocabulary, or None."""
+        fields = vars(self).items()
+        ids = {name: value for name, value in fields if name.endswith("_token_id") and isinstance(value, int)}
         if wrong := {name: value for name, value in ids.items() if not 0 <= value < self.vocab_size}:
             found = ", ".join(f"{name} {value}" for name, value in wrong.items())
             raise ValueError(

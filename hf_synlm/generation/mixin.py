@@ -81,19 +81,12 @@ class JointBeamScores(tuple):
     """
 
 
-class _SearchLogits(torch.autograd.Function):
-    """Logits of a search in training: torch would only say that something does not require a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        return logits.view_as(logits)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise ValueError(
-            "Next-token logits come from a search and carry no gradient. To train, pass labels (RNNG: actions) and "
-            "take the loss of the output; with Trainer, leave label_smoothing_factor at 0."
-        )
+def _refuse_gradient(gradient: Tensor) -> None:
+    """In training, torch would only say that something does not require a gradient."""
+    raise ValueError(
+        "Next-token logits come from a search and carry no gradient. To train, pass labels (RNNG: actions) and "
+        "take the loss of the output; with Trainer, leave label_smoothing_factor at 0."
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- the mixin
@@ -175,7 +168,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             logits_to_keep=logits_to_keep,
         )
         if self.training and torch.is_grad_enabled():
-            logits = _SearchLogits.apply(logits.requires_grad_())
+            logits.requires_grad_().register_hook(_refuse_gradient)
         keep = past_key_values is not None if use_cache is None else use_cache
         return SyntacticLMOutput(logits=logits, **{CACHE: cache if keep else None})
 

@@ -34,13 +34,9 @@ def score_parts(
     `action_loss` [N] is - log p of each decision about a tree, `action_row` [N] its sentence; `before` [W, D] are the
     states that predict the words, `place` their rows and columns [W].
     """
-    words, counts = (
-        given.input_ids[place].long(),
-        counted_words(given.input_ids, given.labels, given.mask)[place].float(),
-    )
-    total, word_loss = linear_cross_entropy(
-        before, weight_of(model.lm_head), words, counts, unwrapped(model.lm_head).bias
-    )
+    words, head = given.input_ids[place].long(), model.lm_head
+    counts = counted_words(given.input_ids, given.labels, given.mask)[place].float()
+    total, word_loss = linear_cross_entropy(before, weight_of(head), words, counts, unwrapped(head).bias)
     joint = action_loss.new_zeros(len(given.mask)).index_add(0, action_row, -action_loss.detach())
     joint = joint.index_add(0, place[0], -word_loss.to(joint.dtype))
     (structure, per_action), (lexical, per_word) = given.weights.items()
@@ -49,22 +45,46 @@ def score_parts(
     return SyntacticLMOutput(loss=action + word, losses=losses, joint_log_prob=joint, **fields)
 
 
-@torch.no_grad()
-def best_actions(model: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
-    """Actions [B, A] of the best trees that the search with the heads of a model finds."""
-    with evaluation_mode(model):
-        output = parse_with_search(model.word_search(), input_ids, mask, word_ends=word_ends)
-    # In-order, the tree of one word may be the bare word: no span, but a derivation.
-    missing = [row for row, trees in enumerate(output.spans) if not trees]
-    if missing:
-        raise ValueError(
-            f"The search finds no tree of row {missing[0]}. Pass trees, or raise scoring_num_beams and "
-            "action_beam_size of the configuration."
-        )
-    return output.actions[:, 0]
+class FindsTrees:
+    """`forward` of a model with heads finds the trees that are not given."""
+
+    @torch.no_grad()
+    def best_trees(self: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
+        """Hook: the best trees that the search with the heads of the model finds, as `forward` takes them."""
+        with evaluation_mode(self):
+            output = parse_with_search(self.word_search(), input_ids, mask, word_ends=word_ends)
+        # In-order, the tree of one word may be the bare word: no span, but a derivation.
+        missing = [row for row, trees in enumerate(output.spans) if not trees]
+        if missing:
+            raise ValueError(
+                f"The search finds no tree of row {missing[0]}. Pass trees, or raise scoring_num_beams and "
+                "action_beam_size of the configuration."
+            )
+        return output.actions[:, 0]
+
+    def given_or_best_trees(
+        self: Any,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        trees: Tensor | None,
+        word_ends: Tensor | None,
+        output_hidden_states: HiddenStateChoice,
+        others: dict[str, Any],
+    ) -> GivenTrees:
+        """Arguments of `forward`, checked; `others` are those that it does not know."""
+        input_ids = only_token_ids(input_ids, others.pop("inputs_embeds", None))
+        refuse_arguments(others)
+        wanted = wanted_states(self.config, output_hidden_states, self.base_model.num_states)
+        given = GivenTrees(self.config, input_ids, attention_mask, trees, word_ends, wanted=wanted)
+        mask = given.mask
+        if word_ends is None:
+            given.word_ends = self.word_ends_of(input_ids)
+        if trees is None:
+            given.trees = self.best_trees(input_ids, mask, given.word_ends)
+        return given
 
 
-class TreeStates:
+class TreeStates(FindsTrees):
     """`forward` of a bare model that reads given trees; it writes `states_of`."""
 
     tree_field = "actions"
@@ -85,10 +105,6 @@ class TreeStates:
     def states_of(self, given: GivenTrees) -> SyntacticModelOutput:
         """Hook: states of given trees."""
         raise NotImplementedError  # every architecture writes it
-
-    def best_trees(self: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
-        """Hook: the best trees that the search with the heads of the model finds, as `forward` takes them."""
-        return best_actions(self, input_ids, mask, word_ends)
 
     @can_return_tuple
     def states_with_trees(
@@ -123,19 +139,11 @@ class TreeStates:
 
         Cost: without trees the model first runs `parse`, hundreds of times slower.
         """
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        wanted = wanted_states(self.config, output_hidden_states, self.num_states)
-        given = GivenTrees(self.config, input_ids, attention_mask, trees, word_ends, wanted=wanted)
-        mask = given.mask
-        if word_ends is None:
-            given.word_ends = self.word_ends_of(input_ids)
-        if trees is None:
-            if not self.has_heads:
-                raise ValueError(
-                    f"{self.tree_field} are missing: parse of the model around this {type(self).__name__} finds them."
-                )
-            given.trees = self.best_trees(input_ids, mask, given.word_ends)
+        if trees is None and not self.has_heads:
+            raise ValueError(
+                f"{self.tree_field} are missing: parse of the model around this {type(self).__name__} finds them."
+            )
+        given = self.given_or_best_trees(input_ids, attention_mask, trees, word_ends, output_hidden_states, kwargs)
         return self.states_of(given)
 
     @also_takes(states_with_trees)

@@ -60,7 +60,6 @@ class RecurrentConfig(SyntacticConfig):
     def check_sizes(self, *names: str) -> None:
         """Raise ValueError for bad sizes, the fields `names` included, and bad special tokens."""
         self.check_least(1, "vocab_size", "embedding_size", "layer_size", "num_layers", *names)
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class AWDConfig(RecurrentConfig):
@@ -92,5 +91,4 @@ class AWDConfig(RecurrentConfig):
 
     def check_regularization(self) -> None:
         """Raise ValueError for bad rates of dropout and weights of penalties."""
-        self.check_dropout(*(f"{name}_dropout" for name in ("embedding", "input", "hidden", "output", "weight")))
         self.check_finite("activation_regularization", "temporal_activation_regularization")

@@ -151,9 +151,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         return {"actions": actions, "spans": spans, **places}
 
     # ------------------------------------------------------------------------------------------- next-token scores
-    def _given_labels(
-        self, columns: Tensor, labels: Tensor | None, logits_to_keep: int | Tensor, more: dict[str, Any]
-    ) -> tuple[Tensor | None, bool]:
+    def _given_labels(self, columns: Tensor, labels: Tensor | None, more: dict[str, Any]) -> tuple[Tensor | None, bool]:
         """The labels of a `forward`, checked, and whether they are already shifted.
 
         `shift_labels` are taken out of `more`. (They are not in the signature of `forward`: Trainer requires every

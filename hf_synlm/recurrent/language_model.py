@@ -312,7 +312,7 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
         Cost: see the bare network, and one row of V numbers per token; in training never all of them at once.
         """
         columns = columns_of(input_ids, inputs_embeds)
-        given, shifted = self._given_labels(columns, labels, logits_to_keep, more)
+        given, shifted = self._given_labels(columns, labels, more)
         output = self.model(
             input_ids, attention_mask, past_key_values, use_cache,
             inputs_embeds=inputs_embeds, return_dict=True, **asked_of_layers(more),

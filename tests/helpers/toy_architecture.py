@@ -59,7 +59,6 @@ class ToyConfig(SyntacticConfig):
     def validate_architecture(self) -> None:
         """Check that the fields are in range."""
         self.check_least(1, "vocab_size", "hidden_size", "scoring_num_beams")
-        self.check_token_ids("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def derivation(closings: Sequence[int]) -> list[int]:

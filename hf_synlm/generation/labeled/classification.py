@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from transformers.utils import can_return_tuple
 
-from hf_synlm.core.hidden_states import HiddenStateChoice, refuse_arguments, wanted_states
+from hf_synlm.core.hidden_states import HiddenStateChoice
 from hf_synlm.core.outputs import SyntacticClassifierOutput, SyntacticLMOutput
-from hf_synlm.generation.given_trees import GivenTrees
-from hf_synlm.generation.tree_states import best_actions
-from hf_synlm.search.parsing import only_token_ids
+from hf_synlm.generation.tree_states import FindsTrees
 
 
 class TreeReading(NamedTuple):
@@ -29,7 +27,7 @@ class TreeReading(NamedTuple):
     """Loss and probability of texts and trees."""
 
 
-class TreeClassifierMixin:
+class TreeClassifierMixin(FindsTrees):
     """A classifier on the state of a language model when the tree of the sentence is closed.
 
     A model that inherits it has the classifier, `score`, and a method `read_trees`, which gives a `TreeReading` of
@@ -85,15 +83,7 @@ class TreeClassifierMixin:
             ValueError: see `forward` of the language model; and when the search finds no tree of a sentence.
             TypeError: for other keyword arguments.
         """
-        input_ids = only_token_ids(input_ids, kwargs.pop("inputs_embeds", None))
-        refuse_arguments(kwargs)
-        wanted = wanted_states(self.config, output_hidden_states, self.model.num_states)
-        given = GivenTrees(self.config, input_ids, attention_mask, actions, word_ends, wanted=wanted)
-        mask = given.mask
-        if word_ends is None:
-            given.word_ends = self.word_ends_of(input_ids)
-        if actions is None:
-            given.trees = self.best_trees(input_ids, mask, given.word_ends)
+        given = self.given_or_best_trees(input_ids, attention_mask, actions, word_ends, output_hidden_states, kwargs)
         read = self.read_trees(given)
         logits = self.score(read.final)
         result = SyntacticClassifierOutput(logits=logits, hidden_states=read.hidden_states)
@@ -106,7 +96,3 @@ class TreeClassifierMixin:
                 result.loss = classification + self.config.objective_weight * scores.loss
                 result.losses |= scores.losses
         return result
-
-    def best_trees(self: Any, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None) -> Tensor:
-        """The actions [B, A] of the best trees that the search finds, as `forward` takes them."""
-        return best_actions(self, input_ids, mask, word_ends)

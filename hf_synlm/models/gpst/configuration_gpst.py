@@ -194,7 +194,6 @@ class GPSTConfig(SyntacticConfig):
                 "(rotary positions turn pairs of dimensions). Change one of the two."
             )
         self.check_choices(height_loss=HEIGHT_LOSSES)
-        self.check_token_ids(*(f"{name}_token_id" for name in ("bos", "eos", "pad", "reduce", "cls", "sep")))
         # For reduce, the authors may use their pad id; texts may begin with the token of classification.
         for name, others in (("reduce", "bos eos cls sep"), ("sep", "bos eos cls")):
             name, others = f"{name}_token_id", [f"{other}_token_id" for other in others.split()]
@@ -226,7 +225,6 @@ class GPSTConfig(SyntacticConfig):
         self.check_finite("split_temperature", "layer_norm_epsilon", positive=True)
         if self.intermediate_size is not None:
             self.check_least(1, "intermediate_size")
-        self.check_dropout(*(name for name in vars(self) if name.endswith("_dropout")))
 
     def _check_divisible(self, size: str, parts: str) -> None:
         if getattr(self, size) % getattr(self, parts):

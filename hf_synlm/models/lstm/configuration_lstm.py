@@ -66,9 +66,7 @@ class LSTMConfig(SyntacticConfig):
     def validate_architecture(self) -> None:
         """Check that the fields are in range (called at construction and before saving)."""
         self.check_least(1, "vocab_size", "embedding_size", "hidden_size", "num_layers")
-        self.check_dropout("dropout")
         if self.initializer_range is not None:
             self.check_finite("initializer_range", positive=True)
         if self.bos_token_id is None:
             raise ValueError("bos_token_id is None, but the first step reads its embedding. Set bos_token_id.")
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

@@ -244,7 +244,7 @@ class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationM
         Cost: T steps of L cells, and one row of V numbers per token; in training never all of them at once.
         """
         check_shares(loss_shares, ("word",))
-        given, shifted = self._given_labels(columns_of(input_ids, inputs_embeds), labels, logits_to_keep, kwargs)
+        given, shifted = self._given_labels(columns_of(input_ids, inputs_embeds), labels, kwargs)
         output = self.model(
             input_ids, attention_mask, past_key_values, use_cache,
             inputs_embeds=inputs_embeds, return_dict=True, **asked_of_layers(kwargs),

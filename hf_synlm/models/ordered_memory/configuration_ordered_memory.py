@@ -59,5 +59,3 @@ class OrderedMemoryConfig(SyntacticConfig):
         """Check that the fields are in range (called at construction and before saving)."""
         self.check_least(1, "vocab_size", "hidden_size")
         self.check_least(2, "num_slots")
-        self.check_dropout("input_dropout", "cell_dropout", "attention_dropout", "output_dropout")
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")

@@ -145,6 +145,5 @@ class PCFGConfig(SyntacticConfig):
             raise ValueError(f"num_rules is {self.num_rules} and grammar {self.grammar!r}. {need}.")
         if self.symbols is not None and len(self.symbols) != self.num_nonterminals + self.num_preterminals:
             raise ValueError(f"{len(self.symbols)} symbols have names. Name all, nonterminals first, or none.")
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
         if len(self.silent_ids) >= self.vocab_size:
             raise ValueError(f"vocab_size is {self.vocab_size}, which leaves no word beside the special tokens.")

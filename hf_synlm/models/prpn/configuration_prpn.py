@@ -118,7 +118,6 @@ class PRPNConfig(SyntacticDistanceConfig):
         self.check_least(0, "num_lookback", "num_residual_blocks")
         if self.layer_size % 2:
             raise ValueError(f"layer_size must be even and is {self.layer_size}: each distance reads one half of it.")
-        self.check_dropout("dropout", "input_dropout", "recurrent_dropout")
         if not 0.0 < self.resolution <= 100.0:
             raise ValueError(f"resolution must be in (0, 100] and is {self.resolution}; distances lie in (0, 1).")
         self.check_choices(gate=GATES, batch_norm_init=BATCH_NORM_INITS, parsing_network=PARSING_NETWORKS)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_synlm.core.losses import widened
 from hf_synlm.core.matrix_products import linear
 from hf_synlm.core.module_tools import is_adapted, saved_whole, unwrapped, weight_of
 from hf_synlm.recurrent.layers import keep_mask, lstm_layer
@@ -158,7 +159,7 @@ class ConvolutionalParsingNetwork(nn.Module):
         features_RH = self.features(drop(embeddings_SBE, self.dropout, self.training), rows)
         halves = features_RH.unflatten(1, (2, -1))
         score_R2 = torch.einsum("rgh,gh->rg", halves, weight_of(self.score).squeeze(2)) + self.score.bias
-        own, following = rows.put(_at_least_float32(score_R2).sigmoid()).unbind(2)
+        own, following = rows.put(widened(score_R2).sigmoid()).unbind(2)
         return Distances(own, following, None, (last_entries(embeddings_SBE, count_B, len(state[0])),))
 
 
@@ -207,14 +208,10 @@ class RecurrentParsingNetwork(nn.Module):
         local_TBH = rows.put(features_RH)
         states_TBH, distance_state = run_lstm(self.distance_lstm, local_TBH, state[3:], count_B)
         states_TBH = drop(states_TBH, self.dropout, self.training)
-        own, following = _at_least_float32(self.language_model_head(states_TBH)).sigmoid().unbind(2)
-        supervised = _at_least_float32(self.supervised_head(states_TBH)).squeeze(2)
+        own, following = widened(self.language_model_head(states_TBH)).sigmoid().unbind(2)
+        supervised = widened(self.supervised_head(states_TBH)).squeeze(2)
         lookback = last_entries(words_SBH, count_B, len(state[2]))
         return Distances(own, following, supervised, (*word_state, lookback, *distance_state))
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def run_lstm(

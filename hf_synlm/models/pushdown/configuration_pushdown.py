@@ -76,7 +76,6 @@ class PushdownConfig(SyntacticConfig):
             "attachment_depth_size", "scoring_num_beams",
         )  # fmt: skip
         self.check_least(2, "num_depths")
-        self.check_dropout("dropout")
         self.check_choices(stack_tape=TAPES, attachment_key=ATTACHMENT_KEYS)
         if self.hidden_size % self.num_attention_heads or self.hidden_size % 2:
             raise ValueError(
@@ -88,7 +87,6 @@ class PushdownConfig(SyntacticConfig):
                 raise ValueError(
                     f"pushdown_layers: there is no layer {number}; layers are 0 to {self.num_hidden_layers - 1}."
                 )
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id", "end_token_id")
         if self.end_token_id in {self.bos_token_id, self.eos_token_id, self.pad_token_id} - {None}:
             raise ValueError(
                 f"The end word (end_token_id {self.end_token_id}) is also the begin, end or padding token. Give it an "

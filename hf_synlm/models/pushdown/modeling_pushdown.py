@@ -131,11 +131,9 @@ class PushdownModel(TreeStates, PushdownPreTrainedModel):
         decisions = F.pad(tokens_first(attachments.masked_fill(~mask, IGNORED), mask), (1, 0), value=IGNORED)
         place = torch.arange(ids.shape[1], device=ids.device)
         # The end word is not attached on the tape, as in the authors' training.
-        given = (
-            (decisions >= 0)
-            if self.config.end_token_id is None
-            else (decisions >= 0) & (ids != self.config.end_token_id)
-        )
+        given = decisions >= 0
+        if self.config.end_token_id is not None:
+            given = given & (ids != self.config.end_token_id)
         return ids, decisions, stack_tape(torch.where(given, decisions, place))
 
     def run(self, ids: Tensor, tape: Tensor) -> list[Tensor]:

@@ -206,7 +206,7 @@ def _after_words(states: Tensor, mask: Tensor, plan: RNNGPlan) -> Tensor:
     return at_places(states[plan.shifts + 1], _word_places(plan, mask), mask.shape)
 
 
-def _checked_plan(plan: RNNGPlan, reads_stack: bool, actions: Tensor, mask: Tensor) -> RNNGPlan:
+def _checked_plan(plan: RNNGPlan, actions: Tensor, mask: Tensor) -> RNNGPlan:
     """A plan made ahead, which must fit the derivations; tensors on a GPU are not read."""
     matches = plan.num_sentences == len(mask) == len(actions)
     if matches and actions.device.type == plan.action.device.type == "cpu":
@@ -268,7 +268,7 @@ class RNNGForCausalLM(FastTrackGenerationMixin, RNNGPreTrainedModel):
         if plan is None:
             plan = self.model.make_plan(actions, mask, given.word_ends)
         else:
-            plan = _checked_plan(plan, self.model.composition.reads_stack, actions, mask).to(ids.device)
+            plan = _checked_plan(plan, actions, mask).to(ids.device)
         layers = self.model.run(ids, mask, plan, bool(given.wanted))
         states = self.model.predictor(layers[-1][plan.context])
         given.weights = self.loss_weights(given)

@@ -60,7 +60,5 @@ class SpanParserConfig(SyntacticConfig):
     def validate_architecture(self) -> None:
         """Check that the fields are in range (called at construction and before saving)."""
         self.check_least(1, "span_hidden_size", "vocab_size")
-        self.check_dropout("dropout")
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
         if self.bos_token_id is None or self.eos_token_id is None or self.pad_token_id is None:
             raise ValueError("bos_token_id, eos_token_id and pad_token_id must be ids: an encoder reads them.")

@@ -61,8 +61,6 @@ class URNNGConfig(SyntacticConfig):
     def validate_architecture(self) -> None:
         """Check that the fields are in range (called at construction and before saving)."""
         self.check_least(1, "vocab_size", "hidden_size", "num_layers", "scoring_num_beams")
-        self.check_dropout("dropout")
         self.check_finite("initializer_range", positive=True)
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
         if not self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=False: words are read and written with one matrix. Leave it True.")

@@ -90,11 +90,9 @@ class LabeledTreeConfig(SyntacticConfig):
         """Raise ValueError for bad fields of this class, and a bad dropout."""
         self.check_least(1, "scoring_num_beams", "action_beam_size", "max_open_nonterminals")
         self.check_least(0, "fast_track_size")
-        self.check_dropout("dropout")
         self.check_finite("objective_weight")
         self.check_choices(loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS)
         self.check_choices(search_order=(None, "steps", "best_first"))
         if self.search_slack is not None and not self.search_slack > 0:
             raise ValueError(f"search_slack is {self.search_slack}, in nats. Choose a positive number, or None.")
         check_labels(self.nonterminals)
-        self.check_token_ids("bos_token_id", "eos_token_id", "pad_token_id")
