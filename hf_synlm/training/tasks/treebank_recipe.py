@@ -248,7 +248,8 @@ class GrammarRecipe(TreebankRecipe):
 
         The search sums over trees: compare its word perplexity with that of a model without trees.
         """
-        plain, size, beam = self.accelerator.unwrap_model(model), self.evaluation.search_batch_size, self.beam()
+        plain, size = self.accelerator.unwrap_model(model), self.evaluation.search_batch_size
+        beam = self.evaluation.beam(self.config)
         gold, lengths = [dataset.sentence(row) for row in rows], dataset.lengths("input_ids")[rows].tolist()
 
         def parse(numbers: list[int]) -> list[ParsedSentence]:
@@ -261,10 +262,6 @@ class GrammarRecipe(TreebankRecipe):
 
         found = map_rows(self.accelerator, lengths, size, parse, "search")
         return {**score_parses(gold, dataset.punctuation_by, found, plain.config), "beam": beam}
-
-    def beam(self) -> dict[str, int]:
-        """Widths of the search: those that are given, or the model's."""
-        return self.evaluation.beam(self.config)
 
     def procedure(self, run: Run, read: str = "") -> str:
         """Steps, sentences and seed."""
@@ -286,7 +283,7 @@ class GrammarRecipe(TreebankRecipe):
     def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Parse the first test sentences with the saved model, as its users will, and generate one."""
         if self.report_treebanks:
-            beam = self.beam()
+            beam = self.evaluation.beam(self.config)
             widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
             methods = {f"search (beams {' and '.join(widths)})": beam}
             backbone = self.backbone if getattr(run.model, "adapts_backbone", False) else None
