@@ -27,14 +27,7 @@ from hf_synlm.data.files import flag_of
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.text.perplexity import perplexity_of
-from hf_synlm.evaluation.trees.gold_treebank import (
-    Treebank,
-    load_treebank,
-    score_baselines,
-    score_numbers,
-    score_table,
-    score_trees,
-)
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, load_treebank, score_baselines
 from hf_synlm.training.arguments.contexts import DataArguments, EvaluationArguments, GPSTModelArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
@@ -241,13 +234,8 @@ class GPSTRecipe(GPSTTraining):
         result: dict[str, Any] = {"step": step, "losses": losses}
         self.tell(step, "validation", " text", losses, ".4f")
         if self.treebank is not None:
-            methods = self.evaluation.methods().items()
-            trees = {k: self.parse(model, self.treebank, **x) for k, x in methods}
-            scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()} | self.baselines
-            self.accelerator.print(score_table(scores, self.treebank))
-            result["trees"] = score_numbers(scores)
-            flat = {f"validation_f1/{kind}": numbers["sentence_f1"] for kind, numbers in result["trees"].items()}
-            self.accelerator.log(flat, step=step)
+            scores = self.score_methods(model, self.treebank, self.evaluation.methods()) | self.baselines
+            result["trees"] = self.tell_trees(scores, self.treebank, step)
         return result
 
     def best_model(self) -> BestModel | None:
