@@ -75,10 +75,6 @@ class InductionRecipe(FineTuning):
             accelerator.print(f"{part} data ({path}): {plural(len(self.treebanks[part].words), 'sentence')}")
         return model
 
-    def fingerprints(self) -> tuple[str, str]:
-        """Of the sentences."""
-        return self.examples.fingerprint(), self.held_out.fingerprint()
-
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Data, and the choice of the best model."""
         selection = self.data.method(self.data.selection_method)

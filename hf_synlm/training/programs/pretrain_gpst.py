@@ -154,7 +154,7 @@ class GPSTRecipe(GPSTTraining):
     evaluation: EvaluationArguments
     text: PreparedText
     examples: ContextDataset
-    validation: ContextDataset
+    held_out: ContextDataset
     treebank: Treebank | None = None
 
     @classmethod
@@ -197,7 +197,7 @@ class GPSTRecipe(GPSTTraining):
         self.text_style = "no-punctuation" if self.text.train.made_from["text"]["drop_punctuation"] else None
         self.tokenizer = tokenizer = self.text.tokenizer
         end_id = tokenizer.eos_token_id if self.model_arguments.document_end_token else None
-        self.examples, self.validation = (
+        self.examples, self.held_out = (
             load_contexts(data, corpus, end_id) for corpus in (self.text.train, self.text.validation)
         )
         self.collate = partial(collate_contexts, pad_token_id=tokenizer.pad_token_id)
@@ -208,14 +208,10 @@ class GPSTRecipe(GPSTTraining):
         for name in ("validation_trees", "test_trees"):
             self.accelerator.print(f"{name}: {getattr(evaluation, name) or f'none ({flag_of(name)} names a treebank)'}")
         self.accelerator.print(
-            f"training contexts: {self.examples.describe()}\nvalidation contexts: {self.validation.describe()}"
+            f"training contexts: {self.examples.describe()}\nvalidation contexts: {self.held_out.describe()}"
         )
         set_seed(self.arguments.seed)  # the model does not depend on whether the text had been prepared before
         return make_model(self.model_arguments, tokenizer, data.context_length)
-
-    def fingerprints(self) -> tuple[str, str]:
-        """Of the contexts."""
-        return self.examples.fingerprint(), self.validation.fingerprint()
 
     def flops_per_token(self, model: PreTrainedModel) -> float:
         """6 for every use of a weight, and 12 D T for the attention of a layer (Chowdhery et al. 2022, appendix B)."""
@@ -230,7 +226,7 @@ class GPSTRecipe(GPSTTraining):
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure losses on validation text and F1 on validation trees."""
         batch_size = self.arguments.per_device_eval_batch_size
-        losses = evaluate_losses(self.accelerator, model, self.validation, self.collate, batch_size)
+        losses = evaluate_losses(self.accelerator, model, self.held_out, self.collate, batch_size)
         result: dict[str, Any] = {"step": step, "losses": losses}
         self.tell(step, "validation", " text", losses, ".4f")
         if self.treebank is not None:

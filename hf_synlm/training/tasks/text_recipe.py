@@ -219,12 +219,8 @@ class TextRecipe(Recipe):
 
     def _measure(self, name: str, model: nn.Module, step: int) -> dict[str, Any]:
         """Likelihood of a held-out text; every process calls."""
-        accelerator, data, stream, size = (
-            self.accelerator,
-            self.data,
-            getattr(self.streams, name),
-            self.eval_sizes[name],
-        )
+        accelerator, data = self.accelerator, self.data
+        stream, size = getattr(self.streams, name), self.eval_sizes[name]
         share_buffers(accelerator, model)
         if data.batching == "stream":
             nats, count = evaluate_stream(accelerator, model, stream, size, data.bptt), len(stream) - 1

@@ -90,17 +90,13 @@ class TreebankRecipe(Recipe):
         source: Any = tree_codec(config) if labeled else LabeledCodec("top_down", tuple(labels))
         style = getattr(config, "text_style", None)
         self.splits = encode_treebanks(accelerator, data, trees, tokenizer, source, style)
-        self.examples, self.collate = self.splits.train, self.collator(source)
+        self.examples, self.held_out, self.collate = self.splits.train, self.splits.validation, self.collator(source)
         accelerator.print(data.describe_splits(self.splits, TreeDataset.describe))
         return model
 
     def collator(self, source: LabeledCodec) -> TreeCollator | WordCollator:
         """What makes a batch of sentences whose trees are encoded by `source`."""
         return TreeCollator(self.tokenizer.pad_token_id, tree_codec(self.config), source)
-
-    def fingerprints(self) -> tuple[str, str]:
-        """Of the trees."""
-        return self.splits.train.fingerprint(), self.splits.validation.fingerprint()
 
 
 # ---------------------------------------------------------------------------------------------- grammars
