@@ -102,21 +102,15 @@ def training_phases(name: str, checkpoint: dict[str, Any]) -> list[tuple[Path, s
     given = checkpoint.get("data", "")
     phases = given if isinstance(given, list) else [given]
     folders = [RUNS / f"{name}-{number}" for number in range(1, len(phases))] + [RUNS / name]
-    return [
-        (folder, _training_command(folder, checkpoint, data, 10 * number))  # a later phase has a seed of its own
-        for number, (folder, data) in enumerate(zip(folders, phases, strict=True))
-    ]
-
-
-def _training_command(folder: Path, checkpoint: dict[str, Any], data: str, seed_offset: int) -> str:
     launch = LAUNCH.replace("precision no", f"precision {checkpoint.get('mixed_precision', 'no')}")
     if checkpoint.get("on_gpu"):
         launch = launch.replace(" --cpu", "")
-    seed = f"--seed {checkpoint['seed'] + seed_offset}" if "seed" in checkpoint else ""
-    command = (
-        f"{launch} training/{checkpoint['script']} --config {checkpoint['config']} {data} {seed} --output-dir {folder}"
-    )
-    return " ".join(command.split())
+    program, found = f"{launch} training/{checkpoint['script']} --config {checkpoint['config']}", []
+    for number, (folder, data) in enumerate(zip(folders, phases, strict=True)):
+        # A later phase has a seed of its own.
+        seed = f"--seed {checkpoint['seed'] + 10 * number}" if "seed" in checkpoint else ""
+        found.append((folder, " ".join(f"{program} {data} {seed} --output-dir {folder}".split())))
+    return found
 
 
 def evaluations(name: str, checkpoint: dict[str, Any]) -> dict[str, dict[str, str]]:
