@@ -23,7 +23,7 @@ from hf_synlm.training.programs.finetune_glue import GlueRecipe
 from hf_synlm.training.programs.finetune_grammar_induction import InductionRecipe
 from hf_synlm.training.programs.finetune_summarization import SummarizationRecipe
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
-from hf_synlm.training.tasks.text_recipe import TextRecipe
+from hf_synlm.training.tasks.text_recipe import TextRecipe, gold_structure
 from hf_synlm.training.tasks.treebank_recipe import TreebankRecipe
 from tests.helpers.training_runs import PACKAGE_FILES, last_wins, sample_treebank
 
@@ -98,7 +98,7 @@ def check_recurrent(name: str, values: dict[str, Any]) -> None:
     assert name.startswith(values["architecture"])
     overrides = check_overrides(model_class.config_class, values["config_overrides"])
     config = model_class.config_class.from_preset(values["model_preset"] or row.preset, **overrides)
-    gold = train_recurrent.gold_structure(config, values["tree_supervision"])
+    gold = gold_structure(config, values["tree_supervision"])
     assert (gold is not None) == ("syd" in name or "palm_s" in name)
     assert values["num_train_epochs"] > values["finetuning_epoch"]
     if "tiny" not in name:

@@ -50,6 +50,7 @@ from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
 from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.arguments.base import find_config
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
+from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.viz import tree_to_text
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,12 +78,9 @@ LAUNCH = (
     "accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no "
     "--num_cpu_threads_per_process 1"
 )
-# What the validation score of each script is called.
+# What the validation score of a script is called, if not as in programs of gold trees.
 _LOSSES = {"pretrain_gpst.py": "loss", "train_recurrent.py": "perplexity", "train_pcfg.py": "perplexity"}
 _LOSSES["train_span_parser.py"] = "labeled_f1"
-_LOSSES |= dict.fromkeys(
-    ("train_rnng.py", "train_tree_lm.py", "train_pushdown.py", "train_urnng.py"), "nats_per_sentence"
-)
 
 
 def read_specifications() -> dict[str, dict[str, Any]]:
@@ -104,21 +102,15 @@ def training_phases(name: str, checkpoint: dict[str, Any]) -> list[tuple[Path, s
     given = checkpoint.get("data", "")
     phases = given if isinstance(given, list) else [given]
     folders = [RUNS / f"{name}-{number}" for number in range(1, len(phases))] + [RUNS / name]
-    return [
-        (folder, _training_command(folder, checkpoint, data, 10 * number))  # a later phase has a seed of its own
-        for number, (folder, data) in enumerate(zip(folders, phases, strict=True))
-    ]
-
-
-def _training_command(folder: Path, checkpoint: dict[str, Any], data: str, seed_offset: int) -> str:
     launch = LAUNCH.replace("precision no", f"precision {checkpoint.get('mixed_precision', 'no')}")
     if checkpoint.get("on_gpu"):
         launch = launch.replace(" --cpu", "")
-    seed = f"--seed {checkpoint['seed'] + seed_offset}" if "seed" in checkpoint else ""
-    command = (
-        f"{launch} training/{checkpoint['script']} --config {checkpoint['config']} {data} {seed} --output-dir {folder}"
-    )
-    return " ".join(command.split())
+    program, found = f"{launch} training/{checkpoint['script']} --config {checkpoint['config']}", []
+    for number, (folder, data) in enumerate(zip(folders, phases, strict=True)):
+        # A later phase has a seed of its own.
+        seed = f"--seed {checkpoint['seed'] + 10 * number}" if "seed" in checkpoint else ""
+        found.append((folder, " ".join(f"{program} {data} {seed} --output-dir {folder}".split())))
+    return found
 
 
 def evaluations(name: str, checkpoint: dict[str, Any]) -> dict[str, dict[str, str]]:
@@ -168,7 +160,7 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
             anew = True
     found = json.loads((ROOT / RUNS / name / RESULTS_FILE).read_text(encoding="utf-8"))
     best = found.get("best_step", found["step"])
-    score = _LOSSES[checkpoint["script"]]
+    score = _LOSSES.get(checkpoint["script"], Recipe.score)
     before, after = (item["losses"][score] for item in found["evaluations"] if item["step"] in (0, best))
     settings = yaml.safe_load(Path(find_config(checkpoint["config"])).read_text(encoding="utf-8"))
     training = {

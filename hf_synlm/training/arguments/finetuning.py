@@ -84,7 +84,7 @@ class GlueArguments(TableArguments):
     validation_mismatched_file: str | None = option(None, "For MNLI, the mismatched validation file.")
     text_columns: list[str] = option([], "One or two columns of text; default: those of the task, or known ones.")
     max_length: int = option(
-        128, "Longest input in tokens, at most the positions of the model; the longer text of a pair is cut."
+        128, "Longest input in tokens, at most the positions of the model; the longer text of a pair is cut.", minimum=4
     )
     max_train_tokens: int | None = option(
         None,
@@ -111,8 +111,6 @@ class GlueArguments(TableArguments):
             raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file too.")
         if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
             raise ValueError("--text-columns names one or two columns of a table of your own. Leave it out.")
-        if self.max_length < 4:
-            raise ValueError(f"max_length is {self.max_length}, but a pair and its two marks need at least 4.")
 
     def describe(self) -> str:
         """One sentence for the model card."""

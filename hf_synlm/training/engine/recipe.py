@@ -40,7 +40,7 @@ class Splits(NamedTuple):
 class Recipe(ABC):
     """What a training program adds to `run_recipe`.
 
-    A new program must set `program`, write `load` (which sets `tokenizer`, `examples` and `collate`), `fingerprints`
+    A new program must set `program`, write `load` (which sets `tokenizer`, `examples`, `held_out` and `collate`)
     and `evaluate`, and stand in `COMMAND_LINES`. The other methods have defaults: AdamW, shuffled batches, the model's
     own loss, evaluation every `evaluation_steps` (or at the `ends` of epochs), and as the final model that with the
     lowest `nats` in the losses of an evaluation.
@@ -56,6 +56,7 @@ class Recipe(ABC):
         text_style: how the text is written, for a model whose configuration does not say it.
         ends: ends of epochs, for programs that evaluate there; see `count_epochs`.
         examples: what `collate` makes batches of: a sequence, indexed by the sampler.
+        held_out: the same for validation.
     """
 
     program: ClassVar[str]
@@ -72,6 +73,7 @@ class Recipe(ABC):
     arguments: TrainingArguments
     tokenizer: PreTrainedTokenizerBase
     examples: Any
+    held_out: Any
     collate: Callable[[list[Any]], dict[str, Any]]
 
     def __init_subclass__(cls) -> None:
@@ -111,9 +113,9 @@ class Recipe(ABC):
         run's seed.
         """
 
-    @abstractmethod
     def fingerprints(self) -> tuple[Any, Any]:
         """Fingerprints of the training and of the validation data."""
+        return self.examples.fingerprint(), self.held_out.fingerprint()
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """JSON settings that a resumed run must repeat, besides `course_settings`."""

@@ -175,15 +175,11 @@ class EpochEnds:
             self._batches.append(before + count)
         return -(-self._batches[epoch] // self.batches_per_step)
 
-    def count(self, step: int) -> int:
-        """Number of epochs that are over after a step."""
+    def __contains__(self, step: int) -> bool:
         epoch = 0
         while self.step(epoch) < step:
             epoch += 1
-        return epoch + (self.step(epoch) == step)
-
-    def __contains__(self, step: int) -> bool:
-        return self.step(max(self.count(step), 1) - 1) == step
+        return self.step(epoch) == step
 
 
 def make_loader(

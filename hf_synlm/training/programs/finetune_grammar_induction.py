@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import collate_contexts, encode_words
 from hf_synlm.data.text import plural
-from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_numbers, score_table, score_trees
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_numbers, score_table
 from hf_synlm.evaluation.trees.parsing import ParsingScores
 from hf_synlm.training.arguments.finetuning import InductionArguments
 from hf_synlm.training.engine.run import Run, check_length
@@ -55,7 +55,13 @@ class InductionRecipe(FineTuning):
         self.treebanks = {"validation": data.treebank(data.validation_trees), "test": data.treebank(data.test_trees)}
         self.baselines = {part: score_baselines(treebank) for part, treebank in self.treebanks.items()}
         self.sources = data.describe_sources()
-        model = self._load_gpst()
+        config = self.read_config()
+        if config.model_type != "gpst":
+            raise ValueError(
+                f"{self.model_arguments.model_name_or_path} is a {config.model_type}, and this program fine-tunes "
+                "GPST. Use train_recurrent.py to train and score the trees of ON-LSTM, PRPN and PaLM."
+            )
+        model = self.load_pretrained(config)
         self.collate = partial(collate_contexts, pad_token_id=self.tokenizer.pad_token_id)
         self.examples = encode_sentences(list(data.sentences()), self.tokenizer, data.max_sentence_tokens)
         encoded = {part: encode_sentences(bank.words, self.tokenizer, None) for part, bank in self.treebanks.items()}
@@ -69,20 +75,6 @@ class InductionRecipe(FineTuning):
             accelerator.print(f"{part} data ({path}): {plural(len(self.treebanks[part].words), 'sentence')}")
         return model
 
-    def _load_gpst(self) -> PreTrainedModel:
-        """The pretrained GPST, with the ablations of `config_overrides`."""
-        config = self.read_config()
-        if config.model_type != "gpst":
-            raise ValueError(
-                f"{self.model_arguments.model_name_or_path} is a {config.model_type}, and this program fine-tunes "
-                "GPST. Use train_recurrent.py to train and score the trees of ON-LSTM, PRPN and PaLM."
-            )
-        return self.load_pretrained(config)
-
-    def fingerprints(self) -> tuple[str, str]:
-        """Of the sentences."""
-        return self.examples.fingerprint(), self.held_out.fingerprint()
-
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         """Data, and the choice of the best model."""
         selection = self.data.method(self.data.selection_method)
@@ -93,20 +85,12 @@ class InductionRecipe(FineTuning):
         losses = self.mean_losses(model, self.held_out)
         scores = self._score(model, "validation", [self.data.selection_method])
         self.tell(step, "validation", f", {plural(len(self.held_out), 'sentence')}", losses, ".4f")
-        self.accelerator.print(score_table(scores, self.treebanks["validation"]))
-        trees = score_numbers(scores)
-        flat = {f"validation_f1/{name}": value["sentence_f1"] for name, value in trees.items()}
-        self.accelerator.log(flat, step=step)
-        return {"step": step, "losses": losses, "trees": trees}
+        return {"step": step, "losses": losses, "trees": self.tell_trees(scores, self.treebanks["validation"], step)}
 
     def _score(self, model: nn.Module, part: str, methods: list[str]) -> dict[str, ParsingScores]:
         """Scores of several tree types and of the baselines; the processes share the sentences."""
-        treebank, scores = self.treebanks[part], {}
-        size = self.arguments.per_device_eval_batch_size
-        for label, options in map(self.data.method, methods):
-            trees = self.parse(model, treebank, size, **options)
-            scores[label] = score_trees(trees, treebank)
-        return {**scores, **self.baselines[part]}
+        named, size = dict(map(self.data.method, methods)), self.arguments.per_device_eval_batch_size
+        return self.score_methods(model, self.treebanks[part], named, size) | self.baselines[part]
 
     def score_of(self, evaluation: dict[str, Any]) -> float:
         """The sentence F1 that chooses the model."""

@@ -27,14 +27,7 @@ from hf_synlm.data.files import flag_of
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.text.perplexity import perplexity_of
-from hf_synlm.evaluation.trees.gold_treebank import (
-    Treebank,
-    load_treebank,
-    score_baselines,
-    score_numbers,
-    score_table,
-    score_trees,
-)
+from hf_synlm.evaluation.trees.gold_treebank import Treebank, load_treebank, score_baselines
 from hf_synlm.training.arguments.contexts import DataArguments, EvaluationArguments, GPSTModelArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts
@@ -161,7 +154,7 @@ class GPSTRecipe(GPSTTraining):
     evaluation: EvaluationArguments
     text: PreparedText
     examples: ContextDataset
-    validation: ContextDataset
+    held_out: ContextDataset
     treebank: Treebank | None = None
 
     @classmethod
@@ -204,7 +197,7 @@ class GPSTRecipe(GPSTTraining):
         self.text_style = "no-punctuation" if self.text.train.made_from["text"]["drop_punctuation"] else None
         self.tokenizer = tokenizer = self.text.tokenizer
         end_id = tokenizer.eos_token_id if self.model_arguments.document_end_token else None
-        self.examples, self.validation = (
+        self.examples, self.held_out = (
             load_contexts(data, corpus, end_id) for corpus in (self.text.train, self.text.validation)
         )
         self.collate = partial(collate_contexts, pad_token_id=tokenizer.pad_token_id)
@@ -215,14 +208,10 @@ class GPSTRecipe(GPSTTraining):
         for name in ("validation_trees", "test_trees"):
             self.accelerator.print(f"{name}: {getattr(evaluation, name) or f'none ({flag_of(name)} names a treebank)'}")
         self.accelerator.print(
-            f"training contexts: {self.examples.describe()}\nvalidation contexts: {self.validation.describe()}"
+            f"training contexts: {self.examples.describe()}\nvalidation contexts: {self.held_out.describe()}"
         )
         set_seed(self.arguments.seed)  # the model does not depend on whether the text had been prepared before
         return make_model(self.model_arguments, tokenizer, data.context_length)
-
-    def fingerprints(self) -> tuple[str, str]:
-        """Of the contexts."""
-        return self.examples.fingerprint(), self.validation.fingerprint()
 
     def flops_per_token(self, model: PreTrainedModel) -> float:
         """6 for every use of a weight, and 12 D T for the attention of a layer (Chowdhery et al. 2022, appendix B)."""
@@ -237,17 +226,12 @@ class GPSTRecipe(GPSTTraining):
     def evaluate(self, model: nn.Module, step: int) -> dict[str, Any]:
         """Measure losses on validation text and F1 on validation trees."""
         batch_size = self.arguments.per_device_eval_batch_size
-        losses = evaluate_losses(self.accelerator, model, self.validation, self.collate, batch_size)
+        losses = evaluate_losses(self.accelerator, model, self.held_out, self.collate, batch_size)
         result: dict[str, Any] = {"step": step, "losses": losses}
         self.tell(step, "validation", " text", losses, ".4f")
         if self.treebank is not None:
-            methods = self.evaluation.methods().items()
-            trees = {k: self.parse(model, self.treebank, **x) for k, x in methods}
-            scores = {kind: score_trees(found, self.treebank) for kind, found in trees.items()} | self.baselines
-            self.accelerator.print(score_table(scores, self.treebank))
-            result["trees"] = score_numbers(scores)
-            flat = {f"validation_f1/{kind}": numbers["sentence_f1"] for kind, numbers in result["trees"].items()}
-            self.accelerator.log(flat, step=step)
+            scores = self.score_methods(model, self.treebank, self.evaluation.methods()) | self.baselines
+            result["trees"] = self.tell_trees(scores, self.treebank, step)
         return result
 
     def best_model(self) -> BestModel | None:

@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_synlm.training.arguments.text import ScheduleArguments, StreamDataArguments
 from hf_synlm.training.engine.runner import run_recipe
@@ -29,25 +29,6 @@ from hf_synlm.training.tasks.stream_schedule import (
     make_phased_optimizer,
 )
 from hf_synlm.training.tasks.text_recipe import TextRecipe
-
-
-def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | None:
-    """What a model learns from gold trees: "distances" or "spans"; `None` without supervision."""
-    if not tree_supervision:
-        return None
-    learns, name, remedy = {
-        "on_lstm": (getattr(config, "supervised_layers", ()), "distances", "Set supervised_layers"),
-        "prpn": (getattr(config, "parsing_network", "") == "recurrent", "distances", "Set parsing_network=recurrent"),
-        "ordered_memory": (False, "distances", "Use ON-LSTM-SYD or PRPN-SYD"),
-        "palm": (
-            getattr(config, "span_attention", False) and config.span_scores == "learned",
-            "spans",
-            "Use span_attention and learned span_scores",
-        ),
-    }[config.model_type]
-    if not learns:
-        raise ValueError(f"--tree-supervision is set, but this model does not learn from trees. {remedy}.")
-    return name
 
 
 # ---------------------------------------------------------------------------------------------- the run
@@ -82,10 +63,6 @@ class RecurrentRecipe(TextRecipe):
                 f"span_attention={model.config.span_attention}. Choose 'palm' with it, 'awd_lstm' without."
             )
         return model
-
-    def gold_structure(self, config: PreTrainedConfig) -> str | None:
-        """See `gold_structure`."""
-        return gold_structure(config, self.data.tree_supervision)
 
     def set_examples(self) -> None:
         """Segments of the stream, or sentences."""

@@ -7,7 +7,7 @@ asks for it (`takes`), and at the export.
 
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,30 +49,6 @@ _FILES = ("_file", "_files", "_trees")
 
 
 # ---------------------------------------------------------------------------------------------- model and tokenizer
-def read_tokenizer(
-    arguments: ModelArguments, config: PreTrainedConfig, roles: Sequence[str]
-) -> PreTrainedTokenizerBase:
-    """Tokenizer of the pretrained model, with all special tokens that fine-tuning needs.
-
-    A missing token of `roles` ("cls_token", "sep_token") gets the name of GPST's; for missing padding the end token is
-    taken, if there is one. The tokenizer may then have more tokens than the model, which `load_model` resizes. One that
-    has more before belongs to another model and is refused.
-    """
-    name = arguments.tokenizer_name or arguments.model_name_or_path
-    if config.model_type == "gpst":
-        tokenizer = load_tokenizer(name)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
-    check_vocabulary(tokenizer, config)
-    names = {"cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
-    added = {role: names[role] for role in roles if getattr(tokenizer, role) is None}
-    if tokenizer.pad_token is None:
-        added["pad_token"] = tokenizer.eos_token or PAD_TOKEN
-    if added:
-        tokenizer.add_special_tokens(added)
-    return tokenizer
-
-
 def load_model(
     auto_class: Any, arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
@@ -135,9 +111,27 @@ class FineTuning(GPSTTraining):
         return config
 
     def load_pretrained(self, config: PreTrainedConfig, *roles: str) -> PreTrainedModel:
-        """The model, and as `tokenizer` its tokenizer with the special tokens of `roles`."""
-        self.tokenizer = read_tokenizer(self.model_arguments, config, roles)
-        return load_model(self.auto_class, self.model_arguments, config, self.tokenizer)
+        """The model, and as `tokenizer` its tokenizer with all special tokens that fine-tuning needs.
+
+        A missing token of `roles` ("cls_token", "sep_token") gets the name of GPST's; for missing padding the end token
+        is taken, if there is one. The tokenizer may then have more tokens than the model, which `load_model` resizes.
+        One that has more before belongs to another model and is refused.
+        """
+        arguments = self.model_arguments
+        name = arguments.tokenizer_name or arguments.model_name_or_path
+        if config.model_type == "gpst":
+            tokenizer = load_tokenizer(name)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
+        check_vocabulary(tokenizer, config)
+        names = {"cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
+        added = {role: names[role] for role in roles if getattr(tokenizer, role) is None}
+        if tokenizer.pad_token is None:
+            added["pad_token"] = tokenizer.eos_token or PAD_TOKEN
+        if added:
+            tokenizer.add_special_tokens(added)
+        self.tokenizer = tokenizer
+        return load_model(self.auto_class, arguments, config, tokenizer)
 
     def check(self) -> None:
         """Refuse FSDP, which would shard the model whose methods evaluation calls, and samples at intervals."""

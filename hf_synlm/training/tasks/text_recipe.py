@@ -40,6 +40,26 @@ from hf_synlm.training.tasks.tree_evaluation import spread
 REPORT_SENTENCES = 20
 
 
+# ---------------------------------------------------------------------------------------------- text
+def gold_structure(config: PreTrainedConfig, tree_supervision: bool) -> str | None:
+    """What a model learns from gold trees: "distances" or "spans"; `None` without supervision."""
+    if not tree_supervision:
+        return None
+    learns, name, remedy = {
+        "on_lstm": (getattr(config, "supervised_layers", ()), "distances", "Set supervised_layers"),
+        "prpn": (getattr(config, "parsing_network", "") == "recurrent", "distances", "Set parsing_network=recurrent"),
+        "ordered_memory": (False, "distances", "Use ON-LSTM-SYD or PRPN-SYD"),
+        "palm": (
+            getattr(config, "span_attention", False) and config.span_scores == "learned",
+            "spans",
+            "Use span_attention and learned span_scores",
+        ),
+    }[config.model_type]
+    if not learns:
+        raise ValueError(f"--tree-supervision is set, but this model does not learn from trees. {remedy}.")
+    return name
+
+
 # ---------------------------------------------------------------------------------------------- likelihood
 def text_losses(nats: float, num_tokens: int, of_characters: bool) -> dict[str, float]:
     """Likelihood of a text in the usual units: `nats`, `tokens` (boundaries included), `nats_per_token`, and one more.
@@ -127,10 +147,6 @@ class TextRecipe(Recipe):
         """Make an untrained model, or load the one to continue from."""
         return new_or_pretrained(self.model_arguments, tokenizer, boundary_ids(tokenizer))
 
-    def gold_structure(self, config: PreTrainedConfig) -> str | None:
-        """What the model learns from gold trees: "distances" or "spans"; default: nothing."""
-        return None
-
     def set_examples(self) -> None:
         """Set `examples` and `collate`, from `streams` and `tokenizer`; default: sentences between boundaries."""
         self.examples = SentenceDataset(self.streams.train)
@@ -150,7 +166,7 @@ class TextRecipe(Recipe):
         data, source = self.data, self.data.tokenizer_name or self.model_arguments.model_name_or_path
         tokenizer = make_stream_tokenizer(self.accelerator, data, source, Path(self.arguments.output_dir))
         model = self.make_model(tokenizer)
-        gold = (self.gold_structure(model.config), None, None)
+        gold = (gold_structure(model.config, data.tree_supervision), None, None)
         streams = (load_stream(data, files, tokenizer, kind) for files, kind in zip(data.splits, gold, strict=False))
         return Splits(*streams), tokenizer, model
 
@@ -203,12 +219,8 @@ class TextRecipe(Recipe):
 
     def _measure(self, name: str, model: nn.Module, step: int) -> dict[str, Any]:
         """Likelihood of a held-out text; every process calls."""
-        accelerator, data, stream, size = (
-            self.accelerator,
-            self.data,
-            getattr(self.streams, name),
-            self.eval_sizes[name],
-        )
+        accelerator, data = self.accelerator, self.data
+        stream, size = getattr(self.streams, name), self.eval_sizes[name]
         share_buffers(accelerator, model)
         if data.batching == "stream":
             nats, count = evaluate_stream(accelerator, model, stream, size, data.bptt), len(stream) - 1

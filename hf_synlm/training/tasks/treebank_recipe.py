@@ -90,17 +90,13 @@ class TreebankRecipe(Recipe):
         source: Any = tree_codec(config) if labeled else LabeledCodec("top_down", tuple(labels))
         style = getattr(config, "text_style", None)
         self.splits = encode_treebanks(accelerator, data, trees, tokenizer, source, style)
-        self.examples, self.collate = self.splits.train, self.collator(source)
+        self.examples, self.held_out, self.collate = self.splits.train, self.splits.validation, self.collator(source)
         accelerator.print(data.describe_splits(self.splits, TreeDataset.describe))
         return model
 
     def collator(self, source: LabeledCodec) -> TreeCollator | WordCollator:
         """What makes a batch of sentences whose trees are encoded by `source`."""
         return TreeCollator(self.tokenizer.pad_token_id, tree_codec(self.config), source)
-
-    def fingerprints(self) -> tuple[str, str]:
-        """Of the trees."""
-        return self.splits.train.fingerprint(), self.splits.validation.fingerprint()
 
 
 # ---------------------------------------------------------------------------------------------- grammars
@@ -248,7 +244,8 @@ class GrammarRecipe(TreebankRecipe):
 
         The search sums over trees: compare its word perplexity with that of a model without trees.
         """
-        plain, size, beam = self.accelerator.unwrap_model(model), self.evaluation.search_batch_size, self.beam()
+        plain, size = self.accelerator.unwrap_model(model), self.evaluation.search_batch_size
+        beam = self.evaluation.beam(self.config)
         gold, lengths = [dataset.sentence(row) for row in rows], dataset.lengths("input_ids")[rows].tolist()
 
         def parse(numbers: list[int]) -> list[ParsedSentence]:
@@ -261,10 +258,6 @@ class GrammarRecipe(TreebankRecipe):
 
         found = map_rows(self.accelerator, lengths, size, parse, "search")
         return {**score_parses(gold, dataset.punctuation_by, found, plain.config), "beam": beam}
-
-    def beam(self) -> dict[str, int]:
-        """Widths of the search: those that are given, or the model's."""
-        return self.evaluation.beam(self.config)
 
     def procedure(self, run: Run, read: str = "") -> str:
         """Steps, sentences and seed."""
@@ -286,7 +279,7 @@ class GrammarRecipe(TreebankRecipe):
     def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Parse the first test sentences with the saved model, as its users will, and generate one."""
         if self.report_treebanks:
-            beam = self.beam()
+            beam = self.evaluation.beam(self.config)
             widths = [str(beam[name]) for name in ("num_beams", "action_beam_size") if name in beam]
             methods = {f"search (beams {' and '.join(widths)})": beam}
             backbone = self.backbone if getattr(run.model, "adapts_backbone", False) else None
