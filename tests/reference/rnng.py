@@ -160,18 +160,6 @@ def random_labeled_tree(generator: random.Random, num_tokens: int, num_labels: i
     return spans
 
 
-def random_binary_tree(generator: random.Random, num_tokens: int, num_labels: int) -> list[tuple[int, int, int]]:
-    """A random binary tree (label, i, j) in post-order."""
-
-    def build(start: int, end: int) -> list[tuple[int, int, int]]:
-        if end - start == 1:
-            return []
-        cut = generator.randrange(start + 1, end)
-        return [*build(start, cut), *build(cut, end), (generator.randrange(num_labels), start, end)]
-
-    return build(0, num_tokens)
-
-
 def random_word_ends(generator: random.Random, num_words: int) -> list[bool]:
     """Which tokens end a word, for words of one to three pieces."""
     ends: list[bool] = []

@@ -55,18 +55,6 @@ def spans_of(tree) -> list[tuple[int, int]]:
     return [*below, (leaves(tree)[0], leaves(tree)[-1] + 1)]
 
 
-def nested_tree(spans: Sequence[tuple[int, int]], start: int, end: int):
-    """The tree over the leaves start, ..., end - 1 that has these spans, as nested tuples."""
-    if end - start == 1:
-        return start
-    children, at = [], start
-    while at < end:
-        stop = max((j for i, j in spans if i == at and j <= end and (i, j) != (start, end)), default=at + 1)
-        children.append(nested_tree(spans, at, stop))
-        at = stop
-    return tuple(children)
-
-
 def actions_of(tree) -> list[int]:
     """Write a binary tree as GEN (0) and COMP (1) actions in post-order."""
     return [0] if isinstance(tree, int) else [*actions_of(tree[0]), *actions_of(tree[1]), 1]

@@ -13,7 +13,7 @@ from hf_synlm.trees.actions import COMP, GEN, spans_to_actions
 from hf_synlm.trees.spans import right_branching
 from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 from tests.helpers.goldens import cases_of, read_case
-from tests.reference.rnng import over_pieces, random_binary_tree, random_word_ends
+from tests.reference.rnng import over_pieces, random_word_ends
 from tests.reference.trees import (
     all_labeled_trees,
     in_order_actions_of,
@@ -43,18 +43,6 @@ def labeled_trees(draw, max_tokens: int = 20, num_labels: int = 3):
     ]
     word_ends = [piece == count - 1 for count in piece_counts for piece in range(count)]
     return labeled, len(word_ends), word_ends
-
-
-def test_example_of_the_labeled_systems():
-    # (S (NP the cat) (VP sleeps)) with NP 0, S 1, VP 2
-    spans = [(0, 0, 2), (2, 2, 3), (1, 0, 3)]
-    top_down = TransitionSystem("top_down", 3)
-    assert top_down.spans_to_actions(spans, 3) == [4, 3, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, REDUCE]
-    assert stack_depths(top_down, [4, 3, SHIFT, SHIFT, REDUCE, 5, SHIFT, REDUCE, REDUCE]) == [1, 2, 3, 4, 2, 3, 4, 3, 1]
-    in_order = TransitionSystem("in_order", 3)
-    actions = [SHIFT, 4, SHIFT, REDUCE, 5, SHIFT, 6, REDUCE, REDUCE, FINISH]
-    assert in_order.spans_to_actions(spans, 3) == actions
-    assert stack_depths(in_order, actions) == [1, 2, 3, 1, 2, 3, 4, 3, 1, 1]
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -124,7 +112,8 @@ def test_round_trip_of_labeled_trees(name, tree):
 @pytest.mark.parametrize("seed", range(5))
 def test_binary_trees_are_those_of_gpst_with_labels(seed):
     generator, system = random.Random(seed), TransitionSystem("binary", 3)
-    tree, ends = random_binary_tree(generator, seed + 1, 3), random_word_ends(generator, seed + 1)
+    tree = [(generator.randrange(3), i, j) for i, j in random_tree(seed + 1, generator)]
+    ends = random_word_ends(generator, seed + 1)
     actions = system.spans_to_actions(over_pieces(tree, ends), len(ends), ends)
     assert system.actions_to_spans([*actions, PAD], ends) == over_pieces(tree, ends)
     assert actions[-1] == FINISH
@@ -133,18 +122,6 @@ def test_binary_trees_are_those_of_gpst_with_labels(seed):
              if action != SHIFT or ends[before - 1]]  # fmt: skip
     gpst = [COMP if action > FINISH else GEN for action in words[:-1]]
     assert gpst == spans_to_actions([(i, j) for _, i, j in tree], seed + 1)
-
-
-def test_all_pieces_of_a_word_are_shifted_before_in_order_nonterminals():
-    system = TransitionSystem("in_order", 2)
-    word_ends = [False, True, False, True]
-    spans = [(0, 0, 2), (1, 0, 4)]
-    actions = [SHIFT, SHIFT, 4, REDUCE, 5, SHIFT, SHIFT, REDUCE, FINISH]
-    assert system.spans_to_actions(spans, 4, word_ends) == actions
-    assert system.actions_to_spans(actions, word_ends) == spans
-    assert stack_depths(system, actions, word_ends) == [1, 2, 3, 1, 2, 3, 4, 1, 1]
-    # The top-down system only keeps constituents out of words.
-    assert TransitionSystem("top_down", 2).spans_to_actions(spans, 4, word_ends) == [4, 3, 1, 1, 2, 1, 1, 2]
 
 
 def test_an_in_order_sentence_may_be_a_bare_token():

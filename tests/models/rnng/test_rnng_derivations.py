@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
+from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.models.rnng.forest_lstm import forest_lstm
 from hf_synlm.models.rnng.plan import make_plan
 from hf_synlm.trees.transitions import TransitionSystem
@@ -14,7 +15,6 @@ from tests.reference.rnng import (
     naive_forest_lstm,
     naive_log_prob,
     over_pieces,
-    random_binary_tree,
     random_labeled_tree,
     random_word_ends,
 )
@@ -41,8 +41,11 @@ def draw(system, lengths, pieces=False, seed=0):
     rows = []
     for length in lengths:
         ends = random_word_ends(generator, length) if pieces else [True] * length
-        tree = random_binary_tree if system == "binary" else random_labeled_tree
-        spans = over_pieces(tree(generator, length, NUM_LABELS), ends)
+        if system == "binary":
+            spans = [(generator.randrange(NUM_LABELS), i, j) for i, j in random_tree(length, generator)]
+        else:
+            spans = random_labeled_tree(generator, length, NUM_LABELS)
+        spans = over_pieces(spans, ends)
         tokens = [generator.randrange(1, VOCAB_SIZE) for _ in ends]
         rows.append((tokens, transition.spans_to_actions(spans, len(ends), ends), ends))
     return rows
