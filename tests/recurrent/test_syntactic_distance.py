@@ -12,7 +12,7 @@ from hf_synlm.recurrent.distances import distances_to_spans, ranking_loss, spans
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import validate_spans
 from tests.helpers.goldens import read_meta
-from tests.reference import on_lstm as reference
+from tests.reference import distances as reference
 from tests.reference.trees import all_binary_trees, spans_of
 
 CASES = read_meta("onlstm/trees")

@@ -162,15 +162,6 @@ class TestParse:
             assert set(split_by_scores(scores, range(6))) >= {(0, 5)}
             assert set(split_by_scores(scores, range(6))) == set(spans)
 
-    def test_errors(self):
-        ids, _ = ids_of(4)
-        with pytest.raises(ValueError, match="distance"):
-            tiny().parse(ids, method="distance")
-        with pytest.raises(ValueError, match="span_attention=False"):
-            tiny(span_attention=False).parse(ids)
-        with pytest.raises(ValueError, match="no token"):
-            tiny().parse(torch.zeros(1, 2, dtype=torch.long))
-
 
 # ------------------------------------------------------------------------------------------- transformers
 # ---------------------------------------------------------------------------------------------- bad inputs
