@@ -141,13 +141,3 @@ def tree(model: Any, tokens: Sequence[int], words: Sequence[Span]) -> set[Span]:
         return {(i, j)} | split(i, best) | split(best, j)
 
     return split(0, len(words))
-
-
-def targets(spans: Sequence[Span], num_tokens: int, num_spans: int) -> list[list[float]]:
-    """What each token shall attend to: 1 shared among the spans that end right before it, longest first."""
-    rows = []
-    for position in range(num_tokens):
-        lengths = range(num_spans, 0, -1)
-        row = [float(length > 1 and (position - length, position) in set(spans)) for length in lengths]
-        rows.append([value / (sum(row) or 1) for value in row])
-    return rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_synlm import PaLMConfig, PaLMForCausalLM
-from hf_synlm.models.palm.span_attention import gold_attention, span_states, split_by_scores
+from hf_synlm.models.palm.span_attention import span_states, split_by_scores
 from tests.helpers.recurrent_models import MODELS, ids_of, make_model
 from tests.reference import palm as reference
 
@@ -93,18 +93,6 @@ class TestCache:
         output = model.model(ids, use_cache=True)
         assert torch.equal(output.past_key_values.state[-1], output.query_states[:, -4:])
         assert (output.query_states == 0).any()
-
-
-# ---------------------------------------------------------------------------------------------- objective
-class TestObjective:
-    def test_gold_attention(self):
-        torch.manual_seed(2)
-        for _ in range(20):
-            width, num_spans = 9, int(torch.randint(1, 8, ()))
-            pairs = [sorted(torch.randint(-4, width + 1, (2,)).tolist()) for _ in range(12)]
-            spans = [(i, j) for i, j in pairs if i < j and j >= 0]
-            mine = gold_attention([spans], None, torch.zeros(1, width, num_spans))
-            torch.testing.assert_close(mine[0], torch.tensor(reference.targets(spans, width, num_spans)))
 
 
 # ----------------------------------------------------------------------------------------------------- trees
