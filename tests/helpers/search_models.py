@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, RNNGConfig, RNNGForCausalLM
 
@@ -141,53 +139,3 @@ def assert_fits(counts: Tensor, probabilities: Tensor) -> None:
     statistic = float(((observed - wanted) ** 2 / wanted.clamp(min=1e-9)).sum())
     freedom = len(wanted) - 1
     assert statistic < freedom + 4 * math.sqrt(2 * max(freedom, 1))
-
-
-class Recorder(LogitsProcessor):
-    """Remembers what it is called with, and forbids a word."""
-
-    def __init__(self, forbidden: int) -> None:
-        self.forbidden, self.shapes = forbidden, []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Forbid the word."""
-        self.shapes.append((tuple(input_ids.shape), tuple(scores.shape)))
-        return scores.index_fill(1, torch.tensor([self.forbidden]), -math.inf)
-
-
-class Forbid(LogitsProcessor):
-    """Forbids every word of the row whose second word is 5, from a length on."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Forbid."""
-        stop = (ids[:, 1] == 5) & (ids.shape[1] >= self.last)
-        return scores.masked_fill(stop[:, None], -math.inf)
-
-
-class StopAfter(StoppingCriteria):
-    """Stops a row that ends in a word."""
-
-    def __init__(self, word: int) -> None:
-        self.word = word
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Whether the last word is the one."""
-        return input_ids[:, -1] == self.word
-
-
-class ListStreamer(BaseStreamer):
-    """Keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.values, self.ended = [], False
-
-    def put(self, value: Tensor) -> None:
-        """Keep."""
-        self.values.append(value)
-
-    def end(self) -> None:
-        """Note the end."""
-        self.ended = True

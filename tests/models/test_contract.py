@@ -327,14 +327,18 @@ def test_other_types(name: str) -> None:
     for model, loss in results:
         for key, gradient in gradients(model, loss).items():
             assert gradient.isfinite().all() and gradient.dtype == next(model.parameters()).dtype, key
-    if name not in (*RECURRENT, *PCFGS):  # tests/search/test_search_models.py compares what the others find
-        return
+    text, model, half = (inputs[key] for key in ("input_ids", "attention_mask")), model.eval(), half.eval()
+    ids, mask = text
+    if name in SEARCHING:
+        trees = [one.parse(ids, mask).log_probs for one in (build(name), build(name).double(), half)]
+        torch.testing.assert_close(trees[1], trees[0], atol=1e-4, rtol=0)
+        assert trees[2].dtype == torch.float32 and trees[2].isfinite().all()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = [model.eval()(**inputs).logits, half.eval()(**inputs).logits]
+        found = [model(ids, mask).logits, half(ids, mask).logits]
         if name.startswith(("palm", "awd_lstm", "lstm")):  # whose layers run in the type of their weights
             assert model.model(inputs["input_ids"]).last_hidden_state.dtype == torch.float32
     for logits in found:
-        possible = logits[~logits.isneginf()] if name in PCFGS else logits
+        possible = logits if name in RECURRENT else logits[~logits.isneginf()]
         assert possible.isfinite().all() and logits.dtype == torch.float32
 
 

@@ -13,7 +13,7 @@ from hf_synlm.trees.actions import COMP, GEN, spans_to_actions
 from hf_synlm.trees.spans import right_branching
 from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
 from tests.helpers.goldens import cases_of, read_case
-from tests.reference.rnng import over_pieces, random_word_ends
+from tests.reference.rnng import over_pieces, random_labeled_tree, random_word_ends
 from tests.reference.trees import (
     all_labeled_trees,
     in_order_actions_of,
@@ -25,24 +25,6 @@ from tests.reference.trees import (
 
 SYSTEMS = ["top_down", "in_order"]
 REFERENCES = {"top_down": top_down_actions_of, "in_order": in_order_actions_of}
-
-
-@st.composite
-def labeled_trees(draw, max_tokens: int = 20, num_labels: int = 3):
-    """Labeled spans in post-order with unary chains, the number of tokens, and where words end."""
-    num_words = draw(st.integers(1, max_tokens))
-    piece_counts = draw(st.lists(st.integers(1, 3), min_size=num_words, max_size=num_words))
-    starts = [sum(piece_counts[:word]) for word in range(num_words + 1)]
-    generator = random.Random(draw(st.integers(0, 2**32)))
-    spans = {span for span in random_tree(num_words, generator) if generator.random() < 0.6}
-    spans |= {(word, word + 1) for word in range(num_words) if generator.random() < 0.3} | {(0, num_words)}
-    labeled = [
-        (generator.randrange(num_labels), starts[i], starts[j])
-        for i, j in sorted(spans, key=lambda span: (span[1], -span[0]))
-        for _ in range(generator.choice((1, 1, 1, 2, 4)))
-    ]
-    word_ends = [piece == count - 1 for count in piece_counts for piece in range(count)]
-    return labeled, len(word_ends), word_ends
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -92,10 +74,11 @@ def test_exactly_the_possible_sequences_are_accepted(name, length):
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-@given(tree=labeled_trees())
-def test_round_trip_of_labeled_trees(name, tree):
-    labeled, num_tokens, word_ends = tree
-    system = TransitionSystem(name, 3)
+@given(num_words=st.integers(1, 20), seed=st.integers(0, 2**32))
+def test_round_trip_of_labeled_trees(name, num_words, seed):
+    generator, system = random.Random(seed), TransitionSystem(name, 3)
+    word_ends = random_word_ends(generator, num_words)
+    labeled, num_tokens = over_pieces(random_labeled_tree(generator, num_words, 3), word_ends), len(word_ends)
     actions = system.spans_to_actions(labeled, num_tokens, word_ends)
     assert len(actions) == num_tokens + 2 * len(labeled) + (name == "in_order")
     assert system.actions_to_spans(actions, word_ends) == labeled

@@ -190,6 +190,8 @@ def test_tape_of_a_tree_by_hand() -> None:
         stack_tape(torch.tensor([[0, 1, 1, 1]]))
     with pytest.raises(ValueError, match="binary tree"):
         tree_attachments([(0, 3)], 3)
+    depths = tiny().parse(torch.tensor([[3, 4, 5]]), num_beams=30).stack_depth[0]  # without the begin token
+    assert depths[0] == 1 and (depths[1:] > 1).all() and (depths <= torch.arange(1, 4) + 1e-5).all()
 
 
 def test_trees_and_words_of_pieces() -> None:
@@ -214,19 +216,6 @@ def test_the_best_sequence_has_the_probability_of_its_tree() -> None:
     torch.manual_seed(0)
     drawn = [tuple(model.generate(ids, do_sample=True, **options).sequences[0, 3:].tolist()) for _ in range(20)]
     assert len(set(drawn)) > 5
-
-
-def test_padding_and_begin_token_are_no_words() -> None:
-    """No mode draws them, and the stack does not count the begin token."""
-    model = tiny()
-    model.lm_head.bias.data[:2] = 4.0
-    for options in ({}, {"structure_mode": "marginal"}, {"do_sample": False, "num_beams": 3}):
-        drawn = model.generate(
-            torch.tensor([[3]] * 20), **{"do_sample": True, "max_new_tokens": 5, "eos_token_id": None, **options}
-        )
-        assert drawn.min() > 1
-    depths = model.parse(torch.tensor([[3, 4, 5]]), num_beams=30).stack_depth[0]
-    assert depths[0] == 1 and (depths[1:] > 1).all() and (depths <= torch.arange(1, 4) + 1e-5).all()
 
 
 def test_a_draw_of_forbidden_words_is_impossible() -> None:
