@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
 from hf_synlm.conversion.files import _REMEDIES as EXTRACTIONS
 from hf_synlm.conversion.files import convert_files, read_state_dict
-from tests.helpers.goldens import read_case, read_tensors
+from tests.helpers.goldens import read_case
 
 
 @pytest.fixture
@@ -276,22 +276,6 @@ def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_pat
         assert AutoTokenizer.from_pretrained("out")("W5 dogs 7th")["input_ids"] == [5, 2, 1]
 
 
-def test_files_of_rnng(rnng_checkpoint, tmp_path):
-    state, meta = rnng_checkpoint
-    torch.save(state, tmp_path / "weights.pt")
-    (tmp_path / "config.json").write_text(json.dumps(meta["config"]))
-    files = ("rnng", tmp_path / "weights.pt", [tmp_path / "config.json"])
-    convert_files(*files, tmp_path / "out")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert loaded.config.nonterminals == meta["config"]["nonterminals"]
-    assert {"modeling_rnng.py", "rnng_plan.py", "README.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
-    ids = read_tensors(RNNG_CASE, "io")["token_ids"]
-    expected = convert_state_dict("rnng", state, meta["config"]).parse(ids)
-    assert torch.equal(loaded.parse(ids).log_probs, expected.log_probs)
-    with pytest.raises(ValueError, match="which would be lost"):  # the folder of what is read is not replaced
-        convert_files(*files, tmp_path, overwrite=True)
-
-
 class Vocabulary:
     """Stands for the authors' class of this name."""
 
@@ -310,6 +294,8 @@ def test_the_authors_pickles_are_refused_with_instructions(rnng_checkpoint, tmp_
     for key in ("state_dict", "model_state_dict"):
         torch.save({"step": 3, key: state, "optimizer": {"lr": 1e-3}}, weights)
         assert read_state_dict(weights).keys() == state.keys()
+    with pytest.raises(ValueError, match="which would be lost"):  # the folder of what is read is not replaced
+        convert_files("rnng", weights, [config], tmp_path, overwrite=True)
     for configs, expected in (([config] * 2, "takes one"), ([tmp_path / "list.json"], "not a JSON object")):
         with pytest.raises(ValueError, match=expected):
             convert_files("rnng", weights, configs, out)

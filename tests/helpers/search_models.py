@@ -22,16 +22,6 @@ RNNG_TINY: dict[str, Any] = {
 }  # fmt: skip
 INSIDE = (2, 5, 6)  # tokens that do not end a word in RNNGs of word pieces
 NARROW = {"scoring_num_beams": 3, "action_beam_size": 8}
-# Name -> fields of RNNG's configuration; None is GPST.
-MODELS: dict[str, dict[str, Any] | None] = {
-    "gpst": None,
-    "rnng": {"composition": "lstm"},
-    "rnng, attention": {"composition": "attention"},
-    "rnng, pieces": {"composition": "attention", "subwords": True},
-    "rnng, in-order": {"transition_system": "in_order", "composition": "lstm"},
-    "rnng, in-order, attention": {"transition_system": "in_order", "composition": "attention"},
-    "rnng, in-order, pieces": {"transition_system": "in_order", "composition": "lstm", "subwords": True},
-}
 
 
 def gpst(*, gen_bias: float = 0.0, seed: int = 0, **fields: Any) -> GPSTForCausalLM:
@@ -56,9 +46,9 @@ def rnng(system: str = "top_down", composition: str = "lstm", *, seed: int = 0, 
 
 
 def search_model(name: str, **fields: Any) -> Any:
-    """A model of `MODELS`."""
-    special = MODELS[name]
-    return gpst(**fields) if special is None else rnng(**{**NARROW, **special, **fields})
+    """GPST ("gpst"), or RNNG by its transition system ("rnng", "rnng, in-order")."""
+    system = "in_order" if "in-order" in name else "top_down"
+    return gpst(**fields) if name == "gpst" else rnng(system, **{**NARROW, **fields})
 
 
 def ending_model(name: str) -> Any:

@@ -242,20 +242,6 @@ class TestGenerate:
 # ------------------------------------------------------------------------------------------------------------- types
 
 
-@pytest.mark.parametrize("name", ["on_lstm, split head", "prpn", "palm"])
-def test_compiled_model_gives_the_same_numbers(name):
-    fields = {"palm": {"num_spans": 2}, "on_lstm, split head": {"supervised_layers": [1, 0]}}.get(name, {})
-    model = make_model(name, rates=0.0, num_layers=2, **fields)
-    ids, mask = ids_of(2, 1)  # the compiler sees every step of a recurrence
-    compiled = torch.compile(model, backend="aot_eager")
-    expected = model(ids, attention_mask=mask, labels=ids).loss
-    loss = compiled(ids, attention_mask=mask, labels=ids).loss
-    torch.testing.assert_close(loss, expected)
-    theirs = gradients(model, expected)
-    for parameter, gradient in gradients(model, loss).items():
-        torch.testing.assert_close(gradient, theirs[parameter])
-
-
 # --------------------------------------------------------------------------------------------------------- bad input
 SEVENS = torch.full((1, 4), 7)
 

@@ -15,8 +15,7 @@ from hf_synlm.search.token_head import PackedTokenHead, TokenHead
 from tests.helpers.goldens import read_case
 from tests.helpers.search_models import gpst, hypotheses, padded
 from tests.reference import exhaustive_search as reference
-
-COMP = 1
+from tests.reference.trees import all_gen_comp_sequences
 
 
 @pytest.fixture
@@ -169,28 +168,11 @@ def test_beam_statistics(model: GPSTForCausalLM) -> None:
         assert float(output.num_actions[0, count - 1]) == pytest.approx(float(structural), abs=1e-4)
 
 
-def keeps_words(actions: tuple[int, ...], ends: list[bool]) -> bool:
-    """Whether no constituent of a derivation crosses a word."""
-    bounds = {0} | {t + 1 for t, end in enumerate(ends) if end}
-    stack, generated = [], 0
-    for action in actions:
-        if action == COMP:
-            stack.pop()
-        else:
-            stack.append(generated)
-            generated += 1
-        start = stack[-1]
-        inside = not any(start < bound < generated for bound in bounds)
-        if not inside and (start not in bounds or generated not in bounds):
-            return False
-    return True
-
-
 def test_word_ends_admit_exactly_the_trees_that_keep_words(model: GPSTForCausalLM) -> None:
     """All derivations that cross no word, and no other."""
     tokens, ends = [9, 12, 9, 30, 5, 8], [False, True, True, False, False, True]
     output = parse(model, tokens, 64, word_ends=torch.tensor([ends]))
-    expected = {actions for actions in reference.complete_derivations(6) if keeps_words(actions, ends)}
+    expected = set(map(tuple, all_gen_comp_sequences(6, ends)))
     assert {actions for _, actions in hypotheses(output)} == expected
     assert output.brackets(["a", "b", "c"]) in {"((a b) c)", "(a (b c))"}
     unfinished = parse(model, tokens, 64, word_ends=torch.tensor([[*ends[:-1], False]]))

@@ -15,42 +15,19 @@ from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT, TransitionSys
 from tests.helpers.goldens import cases_of, read_case
 from tests.reference.rnng import over_pieces, random_labeled_tree, random_word_ends
 from tests.reference.trees import (
-    all_labeled_trees,
-    in_order_actions_of,
     labeled_spans_of,
     stack_depths,
     stacks_of,
-    top_down_actions_of,
 )
 
 SYSTEMS = ["top_down", "in_order"]
-REFERENCES = {"top_down": top_down_actions_of, "in_order": in_order_actions_of}
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize(
-    ("num_tokens", "num_labels", "max_chain"), [(1, 2, 4), (2, 2, 3), (3, 1, 3), (3, 2, 1), (4, 1, 1)]
-)
-def test_every_labeled_tree_survives_actions(name, num_tokens, num_labels, max_chain):
+@pytest.mark.parametrize(("num_labels", "length"), [(1, 5), (1, 6), (1, 7), (1, 8), (2, 5), (2, 6)])
+def test_exactly_the_possible_sequences_are_accepted(name, num_labels, length):
+    """All sequences of so many actions, against a stack of explicit elements: so all trees are there and come back."""
     system = TransitionSystem(name, num_labels)
-    found = set()
-    for tree in all_labeled_trees(0, num_tokens, num_labels, max_chain):
-        if isinstance(tree, int):
-            continue
-        spans = labeled_spans_of(tree)
-        actions = system.spans_to_actions(spans, num_tokens)
-        assert actions == REFERENCES[name](tree) + [FINISH] * (name == "in_order")
-        assert system.actions_to_spans(actions) == spans
-        assert system.actions_to_spans([*actions, PAD, PAD]) == spans
-        assert stack_depths(system, actions) == [len(stack) for stack in stacks_of(actions, name)]
-        found.add(tuple(actions))
-    assert len(found) > 1
-
-
-@pytest.mark.parametrize(("name", "length"), [("top_down", 8), ("in_order", 8)])
-def test_exactly_the_possible_sequences_are_accepted(name, length):
-    """All sequences of one-label actions up to a length, against a stack of explicit elements."""
-    system = TransitionSystem(name, 1)
     num_complete = 0
     for actions in product(range(1, system.num_actions), repeat=length):
         stacks = stacks_of(actions, name)
@@ -65,12 +42,12 @@ def test_exactly_the_possible_sequences_are_accepted(name, length):
         num_complete += is_complete
         if is_complete:
             tree = stacks[-1][0]
-            assert spans == labeled_spans_of(tree)
+            assert spans == labeled_spans_of(tree) == system.actions_to_spans([*actions, PAD, PAD])
             assert system.spans_to_actions(spans, actions.count(SHIFT)) == list(actions)
         else:
             with pytest.raises(ValueError, match="before the sentence is finished"):
                 system.actions_to_spans(actions)
-    assert num_complete > 5
+    assert num_complete > 0
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -248,18 +248,6 @@ def test_small_integers_are_token_ids(dtype):
         assert torch.equal(model(**{**values, "input_ids": values["input_ids"].to(dtype)}).joint_log_prob, expected)
 
 
-@pytest.mark.slow
-def test_compiled_training_is_the_same():
-    for composition in ("lstm", "attention"):
-        model, values = tiny(composition=composition), batch()
-        model(**values).loss.backward()
-        expected = [p.grad.clone() for p in model.parameters()]
-        model.zero_grad()
-        torch.compile(model, backend="eager")(**values).loss.backward()
-        for parameter, gradient in zip(model.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient)
-
-
 # --------------------------------------------------------------------------------------------------------- bad input
 TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
 
