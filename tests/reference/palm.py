@@ -106,38 +106,3 @@ def log_probs(model: Any, tokens: Sequence[int]) -> Tensor:
     """log p(next | prefix) after each token [T, V]."""
     reader = Reader(model)
     return torch.stack([reader.read(token) for token in tokens])
-
-
-@torch.no_grad()
-def tree(model: Any, tokens: Sequence[int], words: Sequence[Span]) -> set[Span]:
-    """Spans over words that the attention defines.
-
-    Args:
-        model: A `PaLMForCausalLM` in evaluation mode.
-        tokens: A whole sentence, with begin and end token.
-        words: Per word its tokens (i, j) in `tokens`.
-
-    Returns:
-        Spans of two words and more.
-    """
-    reader, scores = Reader(model), {}
-    for position, token in enumerate(tokens):
-        reader.read(token)
-        query, earlier = reader.queries[-1], reader.queries[:-1]
-        reader.queries = earlier
-        for length, value in zip(
-            range(position, 0, -1),
-            reader.score(query, reader.vectors(query, position)) if position else (),
-            strict=True,
-        ):
-            scores[position - length, position] = value.item()
-        reader.queries = [*earlier, query]
-
-    def split(i: int, j: int) -> set[Span]:
-        if j - i == 1:
-            return set()
-        end = words[j - 1][1]
-        best = max(range(i + 1, j), key=lambda k: scores[words[k][0], end])
-        return {(i, j)} | split(i, best) | split(best, j)
-
-    return split(0, len(words))

@@ -97,37 +97,17 @@ class TestCache:
 
 # ----------------------------------------------------------------------------------------------------- trees
 class TestParse:
-    @pytest.mark.parametrize("overrides", [{}, {"num_spans": 1}, {"input_activation": "tanh", "output_gate": False}])
-    def test_trees_and_scores(self, overrides):
-        model = tiny(**overrides)
-        lengths = (11, 5, 2, 1)
-        ids, mask = ids_of(*lengths, left=True)
-        output = model.parse(ids, mask)
-        shapes = set()
-        for row, n in enumerate(lengths):
-            tokens = [0, *ids[row, 11 - n :].tolist(), 0]
-            expected = reference.tree(model, tokens, [(k, k + 1) for k in range(1, n + 1)])
-            spans = [(i - 11 + n, j - 11 + n) for i, j in output.spans[row][0]]
-            assert set(spans) == expected and len(spans) == n - 1
-            log_probs = reference.log_probs(model, tokens)[torch.arange(n + 1), torch.tensor(tokens[1:])]
-            torch.testing.assert_close(output.log_probs[row, 0], log_probs.sum(), atol=1e-4, rtol=1e-5)
-            own = output.token_log_probs[row, 11 - n :]
-            torch.testing.assert_close(own, log_probs[:-1], atol=1e-5, rtol=1e-5)
-            shapes |= expected
-        assert any(i > 0 for i, j in shapes if j - i > 1)
-
-    def test_words_of_several_tokens(self):
-        model = tiny()
-        ids, _ = ids_of(9)
-        ends = [2, 3, 6, 7, 9]
-        word_ends = torch.tensor([[place + 1 in ends for place in range(9)]])
-        bounds = [0, *ends]
-        words = [(i + 1, j + 1) for i, j in zip(bounds, bounds[1:], strict=False)]
-        expected = reference.tree(model, [0, *ids[0].tolist(), 0], words)
-        output = model.parse(ids, word_ends=word_ends)
-        spans = set(output.spans[0][0])
-        assert {(bounds[i], bounds[j]) for i, j in expected} <= spans and len(spans) == 8
-        assert output.brackets(list("abcde")).count("(") == 4
+    @pytest.mark.parametrize("kind", ["palm", "palm, one span", "palm, paper"])
+    def test_trees_are_those_of_the_scores(self, kind):
+        """Of words of one token and of several, between the boundaries."""
+        model, (ids, _) = make_model(kind), ids_of(9)
+        queries = model.model(torch.cat([ids.new_zeros(1, 1), ids, ids.new_zeros(1, 1)], 1)).query_states
+        scores = model.model.span_context.attention.scores(queries, queries.new_zeros(1, 11, queries.shape[2]))[0]
+        for ends in ([*range(1, 10)], [2, 3, 6, 7, 9]):
+            output = model.parse(ids, word_ends=torch.tensor([[place + 1 in ends for place in range(9)]]))
+            words, bounds = split_by_scores(scores, [1, *(end + 1 for end in ends)]), [0, *ends]
+            assert {(bounds[i], bounds[j]) for i, j in words} <= set(output.spans[0][0])
+            assert len(words) == len(ends) - 1 == output.brackets(list("abcdefghi")[: len(ends)]).count("(")
 
     def test_right_branching(self):
         model = tiny(span_scores="right_branching")
