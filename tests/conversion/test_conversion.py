@@ -220,38 +220,24 @@ class ActionDictionary:
         self.nonterminals = nonterminals
 
 
-class WordVocabulary:
-    """Stands for the authors' vocabulary of words, which keeps a list."""
+class RNNGVocabulary:
+    """Stands for the authors' vocabularies: that of words keeps a list `i2w`, that of pieces asks sentencepiece."""
 
-    unkmethod = "berkeleyrule2"
-
-    def __init__(self, size):
-        self.i2w = ["<pad>", "UNK", "UNK-LC-s", *(f"w{x}" for x in range(3, size))]
-
-    def size(self):
-        return len(self.i2w)
-
-    def id_to_word(self, number):
-        return self.i2w[number]
-
-
-class PieceVocabulary:
-    """Stands for the authors' vocabulary of pieces, which asks sentencepiece and keeps no list."""
-
-    unkmethod = "subword"
-
-    def __init__(self, size):
-        self.length = size
+    def __init__(self, unkmethod, size):
+        self.unkmethod, is_words = unkmethod, unkmethod != "subword"
+        first = ["<pad>", "UNK", "UNK-LC-s", "w3"] if is_words else ["<pad>", "<unk>", "<s>", "</s>"]
+        tokens = [*first, *(f"w{x}" + "\u2581" * (x % 2 and not is_words) for x in range(4, size))]
+        setattr(self, "i2w" if is_words else "pieces", tokens)
 
     def size(self):
-        return self.length
+        return len(self.i2w if hasattr(self, "i2w") else self.pieces)
 
     def id_to_word(self, number):
-        return ["<pad>", "<unk>", "<s>", "</s>"][number] if number < 4 else f"w{number}" + "\u2581" * (number % 2)
+        return (self.i2w if hasattr(self, "i2w") else self.pieces)[number]
 
 
-@pytest.mark.parametrize("vocabulary", [WordVocabulary, PieceVocabulary])
-def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_path, monkeypatch):
+@pytest.mark.parametrize("unkmethod", ["berkeleyrule2", "subword"])
+def test_the_recipe_for_pickled_rnngs_works(unkmethod, rnng_checkpoint, tmp_path, monkeypatch):
     state, meta = rnng_checkpoint
     monkeypatch.chdir(tmp_path)
     options = {name: meta["config"][name] for name in ("strategy", "composition")}
@@ -259,7 +245,7 @@ def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_pat
         {
             "args": {**options, "dropout": 0.3, "sp_model": ""},
             "model_state_dict": state,
-            "vocab": vocabulary(meta["config"]["vocab_size"]),
+            "vocab": RNNGVocabulary(unkmethod, meta["config"]["vocab_size"]),
             "prepro_args": {"lowercase": True},
             "action_dict": ActionDictionary(meta["config"]["nonterminals"]),
         },
@@ -268,7 +254,7 @@ def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_pat
     follow(EXTRACTIONS["rnng"])
     convert_files("rnng", Path("weights.pt"), [Path("config.json")], Path("out"))
     model = AutoModelForCausalLM.from_pretrained("out")
-    if vocabulary is PieceVocabulary:
+    if unkmethod == "subword":
         assert model.config.subwords and model.model.word_final[:8].tolist() == [1, 0, 1, 1, 0, 1, 0, 1]
     else:
         assert not model.config.subwords

@@ -1,27 +1,7 @@
-"""Specification of syntactic distances: decoders by recursion, the ranking loss pair by pair."""
+"""Specification of the loss of syntactic distances, pair by pair."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
-
-
-def unbiased(distances: Sequence[float], first: int = 0) -> Any:
-    """Nested pairs over word positions: split at the widest gap, the first value aside."""
-    if len(distances) == 1:
-        return first
-    gap = max(range(1, len(distances)), key=lambda i: (distances[i], -i))
-    return unbiased(distances[:gap], first), unbiased(distances[gap:], first + gap)
-
-
-def biased(distances: Sequence[float], first: int = 0) -> Any:
-    """Nested pairs: (what stands before the widest gap, (the word after it, the rest))."""
-    if len(distances) == 1:
-        return first
-    gap = max(range(len(distances)), key=lambda i: (distances[i], -i))
-    tree = first + gap
-    if gap + 1 < len(distances):
-        tree = (tree, biased(distances[gap + 1 :], first + gap + 1))
-    return (biased(distances[:gap], first), tree) if gap else tree
 
 
 def ranking_loss(

@@ -1,7 +1,7 @@
 """Slow, obvious enumerators of trees and action sequences; what the library computes is compared with them."""
 
+import itertools
 from collections.abc import Sequence
-from itertools import product
 
 from hf_synlm.trees.transitions import TransitionSystem
 
@@ -55,6 +55,16 @@ def spans_of(tree) -> list[tuple[int, int]]:
     return [*below, (leaves(tree)[0], leaves(tree)[-1] + 1)]
 
 
+def spans_of_words(tree) -> list[tuple[int, int]]:
+    """List the spans of width >= 2 of a tree over words in post-order."""
+    count = itertools.count()
+
+    def numbered(tree):
+        return next(count) if isinstance(tree, str) else tuple(map(numbered, tree))
+
+    return spans_of(numbered(tree))
+
+
 def actions_of(tree) -> list[int]:
     """Write a binary tree as GEN (0) and COMP (1) actions in post-order."""
     return [0] if isinstance(tree, int) else [*actions_of(tree[0]), *actions_of(tree[1]), 1]
@@ -83,7 +93,7 @@ def all_gen_comp_sequences(num_tokens: int, word_ends: Sequence[bool] | None = N
     """
     return [
         list(actions)
-        for actions in product((0, 1), repeat=2 * num_tokens - 1)
+        for actions in itertools.product((0, 1), repeat=2 * num_tokens - 1)
         if sum(actions) == num_tokens - 1
         and (tree := tree_of(actions)) is not None
         and (word_ends is None or keeps_words_together(spans_of(tree), word_ends))
