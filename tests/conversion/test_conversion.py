@@ -226,14 +226,15 @@ class RNNGVocabulary:
     def __init__(self, unkmethod, size):
         self.unkmethod, is_words = unkmethod, unkmethod != "subword"
         first = ["<pad>", "UNK", "UNK-LC-s", "w3"] if is_words else ["<pad>", "<unk>", "<s>", "</s>"]
-        tokens = [*first, *(f"w{x}" + "\u2581" * (x % 2 and not is_words) for x in range(4, size))]
-        setattr(self, "i2w" if is_words else "pieces", tokens)
+        self.tokens = [*first, *(f"w{x}" + "\u2581" * (x % 2 and not is_words) for x in range(4, size))]
+        if is_words:
+            self.i2w = self.tokens
 
     def size(self):
-        return len(self.i2w if hasattr(self, "i2w") else self.pieces)
+        return len(self.tokens)
 
     def id_to_word(self, number):
-        return (self.i2w if hasattr(self, "i2w") else self.pieces)[number]
+        return self.tokens[number]
 
 
 @pytest.mark.parametrize("unkmethod", ["berkeleyrule2", "subword"])

@@ -1,6 +1,7 @@
 """Small models with a search, GPST and RNNG, and what the tests of their searches and of `generate` share."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -102,7 +103,7 @@ def assert_same(found: list[tuple[float, Any]], expected: list[tuple[float, Any]
         assert actions not in wanted or score == pytest.approx(wanted[actions], abs=tolerance)
 
 
-def padded(rows: list[list[int]], left: bool, fill: int = 7) -> tuple[Tensor, Tensor]:
+def padded(rows: Sequence[Sequence[int]], left: bool, fill: int = 7) -> tuple[Tensor, Tensor]:
     """Rows padded with a token that means something, and their mask."""
     width = max(map(len, rows))
     ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.long)

@@ -260,14 +260,11 @@ def test_context_rows_are_independent(model: GPSTForCausalLM) -> None:
     texts = [[9, 12, 9], [30, 5], [8, 9, 10, 11]]
     full = [context + text for (context, _), text in zip(rows, texts, strict=True)]
     ids, mask = padded(full, left=True)
-    context = torch.zeros_like(ids)
-    for row, (_, sentences) in enumerate(rows):
-        start = int(mask[row].argmax())
-        context[row, start : start + len(sentences)] = torch.tensor(sentences, dtype=torch.long)
+    numbers = [sentences + [0] * len(text) for (_, sentences), text in zip(rows, texts, strict=True)]
+    context, _ = padded(numbers, left=True, fill=0)
     output = parse(model, ids, 4, mask, context_sentence_ids=context)
     for row, tokens in enumerate(full):
-        single_context = torch.tensor([rows[row][1] + [0] * len(texts[row])])
-        single = parse(model, tokens, 4, context_sentence_ids=single_context)
+        single = parse(model, tokens, 4, context_sentence_ids=torch.tensor([numbers[row]]))
         assert [a for _, a in hypotheses(output, row)] == [a for _, a in hypotheses(single)]
         assert [s for s, _ in hypotheses(output, row)] == pytest.approx([s for s, _ in hypotheses(single)], abs=1e-4)
     plain = parse(model, texts[2], 4)

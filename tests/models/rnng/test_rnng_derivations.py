@@ -10,6 +10,7 @@ from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.models.rnng.forest_lstm import forest_lstm
 from hf_synlm.models.rnng.plan import make_plan
 from hf_synlm.trees.transitions import TransitionSystem
+from tests.helpers.search_models import padded
 from tests.reference.rnng import (
     naive_derivation,
     naive_log_prob,
@@ -50,21 +51,11 @@ def draw(system, lengths, pieces=False, seed=0):
     return rows
 
 
-def padded(values, left=False):
-    width = max(map(len, values))
-    rows = [[0] * (width - len(v)) * left + list(v) + [0] * (width - len(v)) * (not left) for v in values]
-    return torch.tensor(rows)
-
-
 def batch_of(rows, left=False):
     tokens, actions, ends = zip(*rows, strict=True)
-    ids = padded(tokens, left)
-    return {
-        "input_ids": ids,
-        "attention_mask": (ids != 0).long(),
-        "actions": padded(actions),
-        "word_ends": padded(ends, left).bool(),
-    }
+    ids, mask = padded(tokens, left, fill=0)
+    ends = padded(ends, left, fill=0)[0].bool()
+    return {"input_ids": ids, "attention_mask": mask, "actions": padded(actions, False, fill=0)[0], "word_ends": ends}
 
 
 @pytest.mark.parametrize("pieces", [False, True])

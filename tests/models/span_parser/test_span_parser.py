@@ -37,6 +37,7 @@ from hf_synlm.training.tasks.span_batches import (
     encode_spans,
     tokenizer_of_treebanks,
 )
+from tests.helpers.search_models import padded
 
 CARDS = Path(__file__).resolve().parents[3] / "model_cards"
 LABELS, TAGS = ["NP", "S", "S VP"], ["N", "V"]
@@ -91,11 +92,9 @@ def test_the_best_tree_is_that_of_brute_force():
 def batch_of(parser, encoder, *sentences: str) -> dict[str, torch.Tensor]:
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     codes = [encode_words(tokenizer, sentence.split()) for sentence in sentences]
-    width = max(len(ids) for ids, _ in codes)
-    rows = [ids + [0] * (width - len(ids)) for ids, _ in codes]
-    ends = [row + [False] * (width - len(row)) for _, row in codes]
-    ids = torch.tensor(rows)
-    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "word_ends": torch.tensor(ends)}
+    ids, mask = padded([ids for ids, _ in codes], left=False, fill=0)
+    ends = padded([ends for _, ends in codes], left=False, fill=0)[0].bool()
+    return {"input_ids": ids, "attention_mask": mask, "word_ends": ends}
 
 
 @torch.no_grad()
