@@ -1010,12 +1010,6 @@ def test_the_script_loads_models_and_prints_results_alone(tmp_path):
     assert (run.returncode, run.stderr) == (0, f"{said} (text_style no-punctuation)\n"), "other libraries are quiet"
 
 
-def test_the_script_starts_training_programs():
-    command = [sys.executable, "-c", "import sys, synlm; sys.exit(synlm.main())", "train", "recurrent", "--help"]
-    run = warm_python.run(command, cwd=ROOT)
-    assert run.stdout.startswith("usage: synlm train recurrent"), run.stderr
-
-
 def test_the_script_is_the_command():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     module, name = scripts["project"]["scripts"]["synlm"].split(":")

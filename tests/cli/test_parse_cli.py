@@ -292,14 +292,6 @@ def test_dependencies_are_drawn_as_constituents(files, capsys):
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluation
-def test_text_is_parsed_in_one_line():
-    model, tokenizer = model_and_tokenizer("palm")
-    texts = ["We ask for peace", ["We", "ask"]]
-    parsed = hf_synlm.parse_sentences(model, tokenizer, texts)
-    assert [sentence.words for sentence in parsed] == [("We", "ask", "for", "peace"), ("We", "ask")]
-    assert parsed == parse_sentences(model, tokenizer, [texts[0].split(), texts[1]])
-
-
 def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
     model, tokenizer = model_and_tokenizer("gpst")
     sentences = [["We"] * count for count in (3, 20, 18, 19, 3)]

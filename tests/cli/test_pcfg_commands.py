@@ -24,10 +24,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random PCFG, and texts; that called `one` has a sentence of one word, too."""
     folder = tmp_path_factory.mktemp("pcfg")
     tokenizer = word_tokenizer([sentence.split() for sentence in SENTENCES], end_token=True)
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     torch.manual_seed(0)
-    sizes = {"num_nonterminals": 3, "num_preterminals": 5, "symbol_size": 6}
-    PCFGForCausalLM(PCFGConfig(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained(folder / "model")
+    config = PCFGConfig.from_tokenizer(tokenizer, num_nonterminals=3, num_preterminals=5, symbol_size=6)
+    PCFGForCausalLM(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     texts = {"text": SENTENCES, "one": [SENTENCES[0], ONE_WORD, SENTENCES[1]], "word": [ONE_WORD]}
     for name, lines in texts.items():
@@ -61,12 +60,6 @@ def test_perplexity(files: Path, capsys: pytest.CaptureFixture[str], tmp_path: P
     scores("word", infinite=True)
     ends = {name for name in found if name.endswith("_with_end")}
     assert {name for name, value in one.items() if value is None} == ends and one["words"] == 9
-
-
-@pytest.mark.parametrize("command", [("surprisal",), ("evaluate", "perplexity")])
-def test_documents_are_refused(command: tuple[str, ...], files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = fail(capsys, *command, files / "text.txt", "--model", files / "model", "--context", "document")
-    assert "PCFGForCausalLM reads one sentence: choose the context 'sentence'" in message
 
 
 def test_surprisal_of_every_word_is_finite(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

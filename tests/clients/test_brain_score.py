@@ -26,14 +26,10 @@ class Subject:
         found, cache, seen = [], {}, 0
         for count in range(1, len(words) + 1):
             ids = self.tokenizer(" ".join(words[:count]), return_tensors="pt")["input_ids"]
-            output = self.model(
-                input_ids=ids[:, seen:], attention_mask=torch.ones_like(ids), use_cache=True, **cache
-            )  # fmt: skip
-            found, cache, seen = (
-                [*found, output.logits[:, -1]],
-                {"past_key_values": output.past_key_values},
-                ids.shape[1],
-            )
+            given = {"attention_mask": torch.ones_like(ids), "use_cache": True, **cache}
+            output = self.model(input_ids=ids[:, seen:], **given)
+            found.append(output.logits[:, -1])
+            cache, seen = {"past_key_values": output.past_key_values}, ids.shape[1]
         assert self.model.config.vocab_size == output.logits.shape[2]
         return torch.stack(found, 1)
 

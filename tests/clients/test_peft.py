@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_synlm.core.module_tools import weight_of
 from tests.helpers.architectures import PCFGS, TREE_LMS, batch, build, labeled, without_dropout
+from tests.helpers.refusals import refused
 
 # What docs/what-works.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -210,8 +211,7 @@ def test_words_that_cannot_be_untied_are_refused_in_training(name: str, saved: s
     """Before the first step, and not when the result is saved."""
     target, inputs = {"rnng": "output", "urnng": "gates"}[name], labeled(name)
     model = adapted(model_of(name), target_modules=[target], modules_to_save=[saved])
-    with pytest.raises(ValueError, match="Leave embed_tokens and lm_head out of modules_to_save"):
-        model.train()(**inputs)
+    refused("Leave embed_tokens and lm_head out of modules_to_save", model.train(), **inputs)
     adapted(model_of(name), target_modules=[target]).train()(**inputs).loss.backward()
 
 
@@ -224,25 +224,16 @@ def test_what_is_no_sum_of_weights_is_refused(name: str) -> None:
     inputs, target = labeled(name), [DIRECT[name]]
     model = adapted(model_of(name), target_modules=target, lora_dropout=0.1)
     model.eval()(**inputs)
-    with pytest.raises(ValueError, match="has lora_dropout=0.1, but the weight of this layer is read directly"):
-        model.train()(**inputs)
+    refused("has lora_dropout=0.1, but the weight of this layer is read directly", model.train(), **inputs)
     for option, message in (({"use_dora": True}, "DoraLinear"), ({"lora_bias": True}, "lora_bias=True")):
-        with pytest.raises(ValueError, match=message):
-            adapted(model_of(name), target_modules=target, **option)(**inputs)
+        refused(message, adapted(model_of(name), target_modules=target, **option), **inputs)
     other = get_peft_model(model_of(name), IA3Config(target_modules=target, feedforward_modules=[]))
-    with pytest.raises(ValueError, match="which works with LoRA only"):
-        other(**inputs)
-
-
-@pytest.mark.parametrize("name", DIRECT)
-def test_adapters_by_text_are_refused(name: str) -> None:
-    """PEFT hands `adapter_names` to layers that are called."""
+    refused("which works with LoRA only", other, **inputs)
+    # PEFT hands the names of adapters by text to layers that are called.
     inputs = {key: value for key, value in batch(name).items() if key not in ("actions", "attachments")}
-    names = ["__base__"] * len(inputs["input_ids"])
-    model = adapted(model_of(name), target_modules=[DIRECT[name]]).eval()
+    model, names = adapted(model_of(name), target_modules=target).eval(), ["__base__"] * len(inputs["input_ids"])
     model(**inputs)
-    with pytest.raises(ValueError, match="adapter_names was given, but the weight of a layer"):
-        model(**inputs, adapter_names=names)
+    refused("adapter_names was given, but the weight of a layer", model, **inputs, adapter_names=names)
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "pcfg"])

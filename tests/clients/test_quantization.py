@@ -10,6 +10,7 @@ from transformers import TorchAoConfig
 
 from hf_synlm.core.module_tools import weight_of
 from tests.helpers.architectures import batch, build
+from tests.helpers.refusals import refused
 
 # Layers that must be in int8: those that do most of the work, so far as they are `nn.Linear`.
 QUANTIZED = {
@@ -67,5 +68,4 @@ def test_layers_of_gpt2_stay_as_they_are(tmp_path: Any) -> None:
 def test_other_small_numbers_that_are_read_directly_are_refused(dtype: torch.dtype) -> None:
     layer = nn.Linear(4, 3)
     layer.weight = nn.Parameter(torch.ones(3, 4, dtype=dtype), requires_grad=False)
-    with pytest.raises(ValueError, match=rf"Linear .*{dtype}, but it is read directly.*llm_int8_skip_modules"):
-        weight_of(layer)
+    refused(rf"Linear .*{dtype}, but it is read directly.*llm_int8_skip_modules", weight_of, layer)

@@ -21,6 +21,7 @@ from hf_synlm.training.arguments.treebank import TreeDataArguments
 from hf_synlm.training.tasks.tree_batches import load_trees, row_to_sentence
 from hf_synlm.trees.spans import validate_spans
 from tests.helpers.commands import fail
+from tests.helpers.refusals import refused
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens" / "dependencies"
 TREES: dict[str, list[str]] = json.loads((GOLDENS / "trees.json").read_text(encoding="utf-8"))
@@ -162,16 +163,14 @@ def test_what_files_hold_beside_universal_dependencies(tmp_path: Path, capsys):
     assert read_conllu(path, "syntactic")[0].words == ("a__b",)
     assert read_conllu(path, counts=counts)[0].words == ("_c",) and counts["words with white space"] == 1
     path.write_text(conllu("a X _ dep") * 3, encoding="utf-8")
-    with pytest.raises(ValueError, match="no word has a HEAD: parse the text first"):
-        read_conllu(path)
+    refused("no word has a HEAD: parse the text first", read_conllu, path)
     for row, message in (
         ("a X 0 ~", "DEPREL is empty"),
         ("a ~ 0 root", "UPOS is empty"),
         ("a X~X 0 root", "white space"),
     ):
         path.write_text(conllu(row).replace("X~X", "X X").replace("~", ""), encoding="utf-8")
-        with pytest.raises(ValueError, match=message):
-            read_conllu(path)
+        refused(message, read_conllu, path)
 
 
 def test_evalb_removes_punctuation():
@@ -267,9 +266,8 @@ def test_evaluation_chooses_constituents_of_dependencies(tmp_path: Path, capsys)
         command = ["evaluate", "parsing", "--treebank", str(treebank), "--trees", str(copy), *options]
         assert main([*command, "--out", str(out), "--overwrite"]) == 0
         assert json.loads(out.read_text(encoding="utf-8"))["scores"]["f1"] == 100
-    assert "leave out the options of dependencies (structure)" in fail(
-        capsys, "evaluate", "parsing", "--treebank", trees, "--trees", trees, "--structure", "flat"
-    )
+    command = ("evaluate", "parsing", "--treebank", trees, "--trees", trees, "--structure", "flat")
+    assert "leave out the options of dependencies (structure)" in fail(capsys, *command)
 
 
 def test_marked_heads_give_the_dependencies_back(tmp_path: Path):

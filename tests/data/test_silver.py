@@ -9,6 +9,7 @@ import pytest
 from hf_synlm.cli import main
 from hf_synlm.data import silver
 from hf_synlm.data.treebank import read_treebank
+from tests.helpers.commands import fail
 
 
 class Pipeline:
@@ -60,10 +61,9 @@ def test_a_stopped_run_continues(tmp_path, capsys, monkeypatch):
     text, out = tmp_path / "in.txt", tmp_path / "silver.mrg"
     text.write_text("a b\nc d\n\u200b\ne f\na b\n", encoding="utf-8")
     command = ["silver", str(text), "--out", str(out)]
-    assert main(command) == 2 and not out.exists()
+    assert fail(capsys, *command) and not out.exists()
     text.write_text("a b\nc d\ne f\na b\n", encoding="utf-8")
-    assert main([*command, "--words", "keep"]) == 2
-    assert "holds results of words split instead of keep" in capsys.readouterr().err
+    assert "holds results of words split instead of keep" in fail(capsys, *command, "--words", "keep")
     parsed, stream = [], Pipeline.stream
 
     def note(self, lines, batch_size):
@@ -88,8 +88,8 @@ def test_a_stopped_run_continues(tmp_path, capsys, monkeypatch):
 )
 def test_what_cannot_be_parsed(text, options, message, tmp_path, capsys):
     (tmp_path / "in.txt").write_text(text, encoding="utf-8")
-    assert main(["silver", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.mrg"), *options]) == 2
-    assert message in capsys.readouterr().err and not (tmp_path / "out.mrg").exists()
+    assert message in fail(capsys, "silver", tmp_path / "in.txt", "--out", tmp_path / "out.mrg", *options)
+    assert not (tmp_path / "out.mrg").exists()
 
 
 def test_without_stanza(monkeypatch):

@@ -12,6 +12,7 @@ from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.trees.codecs import LabeledCodec
+from tests.helpers.refusals import refused
 
 TEXT = "It's late (again). I don't know; you cannot say \"no\", can you? The dog's barking."
 
@@ -79,8 +80,7 @@ def test_text_that_looks_like_a_special_token_is_text(tokenizer):
 def test_a_tokenizer_that_puts_spaces_before_texts_is_refused(tokenizer):
     spaced = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    with pytest.raises(ValueError, match="puts a space"):
-        encode_words(PreTrainedTokenizerFast(tokenizer_object=spaced), ["can", "not"], NATURAL)
+    refused("puts a space", encode_words, PreTrainedTokenizerFast(tokenizer_object=spaced), ["can", "not"], NATURAL)
 
 
 def test_trees_are_encoded_as_text(tokenizer):

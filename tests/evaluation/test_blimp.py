@@ -9,21 +9,13 @@ import torch
 from hf_synlm.data.tokenizers import character_tokenizer, train_bpe_tokenizer
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.generation import generate_texts
-from hf_synlm.evaluation.suites.blimp import (
-    MinimalPair,
-    evaluate_blimp,
-    evaluate_pairs,
-    find_blimp,
-    first_pairs,
-    read_blimp,
-    read_pairs,
-    score_sentences,
-)
+from hf_synlm.evaluation.suites import blimp
 from hf_synlm.evaluation.suites.rouge import rouge_scores
 from hf_synlm.evaluation.suites.syntaxgym import evaluate_syntaxgym
 from hf_synlm.evaluation.text.surprisal import score_words
 from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
 
 PAIRS = [
@@ -46,7 +38,7 @@ def write_blimp(folder: Path) -> list[Path]:
             for good, bad in pairs
         ]
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
-    return find_blimp(folder)
+    return blimp.find_blimp(folder)
 
 
 @pytest.mark.parametrize("architecture", ["gpst", "rnng_pieces", "prpn"])
@@ -59,28 +51,28 @@ def test_accuracy_is_the_share_of_pairs_that_are_right(architecture):
 
     pairs = PAIRS[:3]
     right = [log_prob(good) > log_prob(bad) for good, bad in pairs]
-    result = evaluate_pairs(scorer_of(architecture), [MinimalPair(*pair) for pair in pairs])
+    result = blimp.evaluate_pairs(scorer_of(architecture), [blimp.MinimalPair(*pair) for pair in pairs])
     assert result.scores["accuracy"] == pytest.approx(sum(right) / len(right))
-    tie = evaluate_pairs(scorer_of(architecture), [MinimalPair("We ask", "We  ask")])
+    tie = blimp.evaluate_pairs(scorer_of(architecture), [blimp.MinimalPair("We ask", "We  ask")])
     assert tie.scores["accuracy"] == tie.scores["mean_over_groups"] == tie.tables["Groups"][0]["accuracy"] == 0.0
     assert [item["correct"] for item in tie.items] == [False]
 
 
 def test_ends_count_on_request():
     scorer = scorer_of("rnng")
-    plain, closed = ([p for p, _ in score_sentences(scorer, SENTENCES, SENTENCES, end)] for end in (False, True))
+    plain, closed = ([p for p, _ in blimp.score_sentences(scorer, SENTENCES, SENTENCES, end)] for end in (False, True))
     model, tokenizer = model_and_tokenizer("rnng")
     parsed = [model.parse(torch.tensor([tokenizer(sentence)["input_ids"]])) for sentence in SENTENCES]
     assert plain == pytest.approx([each.token_log_probs.sum().item() for each in parsed], abs=1e-3)
     assert closed == pytest.approx([each.text_log_probs.item() for each in parsed], abs=1e-3)
     assert all(one > other + 0.01 for one, other in zip(plain, closed, strict=True))
     with pytest.raises(ValueError, match="GPSTForCausalLM is not trained to predict the end .*--end-of-sentence"):
-        score_sentences(scorer_of("gpst"), SENTENCES, SENTENCES, end=True)
+        blimp.score_sentences(scorer_of("gpst"), SENTENCES, SENTENCES, end=True)
 
 
 def test_means_over_paradigms_and_phenomena(tmp_path):
     paths = write_blimp(tmp_path / "data")
-    result = evaluate_blimp(scorer_of("gpt2"), paths)
+    result = blimp.evaluate_blimp(scorer_of("gpt2"), paths)
     rows = {row["group"]: row for row in result.tables["Groups"]}
     assert rows["agreement_1"]["pairs"] == 4 and rows["subject_trans"]["pairs"] == 2
     assert rows["subject_trans"]["phenomenon"] == "argument_structure"
@@ -88,23 +80,25 @@ def test_means_over_paradigms_and_phenomena(tmp_path):
     assert result.scores["accuracy"] == pytest.approx((4 * first + 2 * second) / 6)
     assert result.scores["mean_over_groups"] == pytest.approx((first + second) / 2)
     assert result.scores["phenomenon argument_structure"] == second
-    assert evaluate_blimp(scorer_of("gpt2"), paths, limit=1).data["pairs"] == 2
+    assert blimp.evaluate_blimp(scorer_of("gpt2"), paths, limit=1).data["pairs"] == 2
 
 
 def test_the_first_pairs(tmp_path):
-    pairs = [pair for path in write_blimp(tmp_path) for pair in read_blimp(path)]
-    assert first_pairs(pairs, 1) == [pairs[0], pairs[4]] and first_pairs(pairs, None) == pairs
+    pairs = [pair for path in write_blimp(tmp_path) for pair in blimp.read_blimp(path)]
+    assert blimp.first_pairs(pairs, 1) == [pairs[0], pairs[4]] and blimp.first_pairs(pairs, None) == pairs
 
 
 def test_pairs_of_tables(tmp_path):
     path = tmp_path / "pairs.tsv"
     path.write_text("good\tbad\tkind\nWe ask\tWe asks\tnumber\nShe is\tShe are\tperson\n", encoding="utf-8")
-    pairs = read_pairs(path, good_column="good", bad_column="bad", group_column="kind")
-    assert pairs == [MinimalPair("We ask", "We asks", "number"), MinimalPair("She is", "She are", "person")]
+    pairs = blimp.read_pairs(path, good_column="good", bad_column="bad", group_column="kind")
+    assert pairs == [blimp.MinimalPair("We ask", "We asks", "number"), blimp.MinimalPair("She is", "She are", "person")]
     (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks", "kind": 1}\n')
-    assert read_pairs(tmp_path / "pairs.jsonl", group_column="kind") == [MinimalPair("We ask", "We asks", "1")]
+    assert blimp.read_pairs(tmp_path / "pairs.jsonl", group_column="kind") == [
+        blimp.MinimalPair("We ask", "We asks", "1")
+    ]
     (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks", "kind": 1.5}\n')
-    assert read_pairs(tmp_path / "pairs.jsonl", group_column="kind")[0].group == "1.5"
+    assert blimp.read_pairs(tmp_path / "pairs.jsonl", group_column="kind")[0].group == "1.5"
 
 
 @pytest.mark.parametrize(
@@ -118,8 +112,7 @@ def test_pairs_of_tables(tmp_path):
 )
 def test_bad_files_are_named(tmp_path, name, content, columns, message):
     (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
-        read_pairs(tmp_path / name, **columns)
+    refused(message, blimp.read_pairs, tmp_path / name, **columns)
 
 
 def test_blimp_keeps_its_pairs_of_equal_sentences(tmp_path):
@@ -127,16 +120,14 @@ def test_blimp_keeps_its_pairs_of_equal_sentences(tmp_path):
     row = {"sentence_good": "We ask", "sentence_bad": "We ask", "linguistics_term": "binding", "UID": "passive_1"}
     path = tmp_path / "passive_1.jsonl"
     path.write_text(json.dumps(row), encoding="utf-8")
-    result = evaluate_blimp(scorer_of("gpt2"), [path])
+    result = blimp.evaluate_blimp(scorer_of("gpt2"), [path])
     assert (result.scores["accuracy"], result.scores["ties"], result.scores["accuracy_ties_right"]) == (0, 1, 1)
-    with pytest.raises(ValueError, match="row 1 has the same sentence twice"):
-        read_pairs(path)
+    refused("row 1 has the same sentence twice", blimp.read_pairs, path)
 
 
 def test_blimp_sends_files_with_other_columns_to_pairs(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks"}\n')
-    with pytest.raises(ValueError, match=r"own.jsonl: row 1 has no column 'UID'.*`synlm evaluate pairs`"):
-        read_blimp(tmp_path / "own.jsonl")
+    refused(r"own.jsonl: row 1 has no column 'UID'.*`synlm evaluate pairs`", blimp.read_blimp, tmp_path / "own.jsonl")
 
 
 # ------------------------------------------------------------------------------------------------------- lm-eval
@@ -154,7 +145,7 @@ def test_lm_eval_gives_the_same_scores(architecture, options):
     lm = get_model("hf-synlm")(pretrained=model, tokenizer=tokenizer, batch_size=4, **options)
     sentences = [sentence for pair in PAIRS for sentence in pair]
     requests = [Instance("loglikelihood", {}, ("", sentence), k) for k, sentence in enumerate(sentences)]
-    expected = [p for p, _ in score_sentences(scorer_of(architecture, **options), sentences, sentences)]
+    expected = [p for p, _ in blimp.score_sentences(scorer_of(architecture, **options), sentences, sentences)]
     assert [score for score, _ in lm.loglikelihood(requests)] == pytest.approx(expected, abs=1e-3)
 
 
@@ -164,8 +155,7 @@ def test_lm_eval_continuations_and_greedy():
     from hf_synlm.evaluation.suites.lm_harness import SyntacticLM
 
     model, tokenizer = model_and_tokenizer("gpst")
-    with pytest.raises(ValueError, match="there is no folder './nowhere'"):
-        SyntacticLM(pretrained="./nowhere")
+    refused("there is no folder './nowhere'", SyntacticLM, pretrained="./nowhere")
     lm = SyntacticLM(pretrained=model, tokenizer=tokenizer, batch_size=2, greedy=True)
     context = "We ask"
     ids = torch.tensor([tokenizer(context)["input_ids"]])
@@ -184,8 +174,8 @@ def test_a_text_is_no_list_of_texts(text, tmp_path):
     scorer = scorer_of("gpst")
     own = scorer.model, scorer.tokenizer
     for call, arguments in (
-        (evaluate_pairs, (scorer, text)),
-        (evaluate_blimp, (scorer, text)),
+        (blimp.evaluate_pairs, (scorer, text)),
+        (blimp.evaluate_blimp, (scorer, text)),
         (evaluate_syntaxgym, (scorer, text)),
         (score_words, (scorer, text)),
         (score_words, (scorer, [text])),
@@ -200,14 +190,12 @@ def test_a_text_is_no_list_of_texts(text, tmp_path):
         (train_bpe_tokenizer, (text, 300)),
         (character_tokenizer, (text,)),
     ):
-        with pytest.raises(ValueError, match=r"is .*: give a list, \["):
-            call(*arguments)
+        refused(r"is .*: give a list, \[", call, *arguments)
 
 
 def test_an_empty_sentence_has_the_number_that_the_caller_gave_it():
     scorer = scorer_of("gpst")
     sentences = ["We ask for peace", "", "peace"]
-    with pytest.raises(ValueError, match=r"sentence 2 \(''\): there are no words"):
-        parse_sentences(scorer.model, scorer.tokenizer, sentences)
+    refused(r"sentence 2 \(''\): there are no words", parse_sentences, scorer.model, scorer.tokenizer, sentences)
     with pytest.raises(ValueError, match="pair 2 .*: the sentence '' has no tokens"):
-        evaluate_pairs(scorer, [MinimalPair("We ask", "peace"), MinimalPair("We ask", "")])
+        blimp.evaluate_pairs(scorer, [blimp.MinimalPair("We ask", "peace"), blimp.MinimalPair("We ask", "")])

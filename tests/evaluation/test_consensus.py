@@ -18,6 +18,7 @@ from hf_synlm.data.treebank import sentence_to_brackets
 from hf_synlm.evaluation.trees.consensus import average_parses, average_trees, best_binary_tree
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.trees.spans import right_branching
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import model_and_tokenizer
 from tests.reference.trees import all_binary_trees, all_trees, spans_of
 
@@ -140,33 +141,20 @@ def test_runs_share_one_vote_and_may_lack_trees():
     assert average_parses({"a": [none, one], "b": [none, none]}) == [none, *average_parses({"a": [one]})]
 
 
-@pytest.mark.parametrize(
-    ("trees", "weights", "message"),
-    [
-        ([], None, "one or more trees"),
-        ([[(0, 2)], [(0, 2), (0, 3)]], None, r"over \[2, 3\] words"),
-        ([[(0, 2), (0, 3)], [(0, 2), (1, 3), (0, 3)]], None, r"tree 1: spans \(0, 2\) and \(1, 3\) cross"),
-        ([[(0, 2), (1, 3)]], None, "tree 0: .* cross"),
-        ([[(0, 2)]], [1, 2], "for 1 trees"),
-        ([[(0, 2)]], [-1], "0 or more"),
-        ([[(0, 2)]], [math.nan], "finite"),
-        ([[(0, 2)]], [0], "for 1 trees"),
-    ],
-)
-def test_what_cannot_be_averaged(trees, weights, message):
-    with pytest.raises(ValueError, match=message):
-        average_trees(trees, weights)
+def test_what_cannot_be_averaged():
+    left, crossing = [(0, 2), (0, 3)], [(0, 2), (1, 3), (0, 3)]
+    refused("one or more trees", average_trees, [])
+    refused(r"over \[2, 3\] words", average_trees, [[(0, 2)], left])
+    refused(r"tree 1: spans \(0, 2\) and \(1, 3\) cross", average_trees, [left, crossing])
+    refused("tree 0: .* cross", average_trees, [[(0, 2), (1, 3)]])
+    for weights, said in (([1, 2], "for 1 trees"), ([-1], "0 or more"), ([math.nan], "finite"), ([0], "for 1 trees")):
+        refused(said, average_trees, [[(0, 2)]], weights)
 
 
 def test_runs_that_do_not_fit():
-    one, other = (
-        ParsedSentence(("a", "b"), (Hypothesis(((0, 2),)),)),
-        ParsedSentence(("a", "c"), (Hypothesis(((0, 2),)),)),
-    )
-    with pytest.raises(ValueError, match="sentence 2 is 'a c' in y, but 'a b' in x"):
-        average_parses({"x": [one, one], "y": [one, other]})
-    with pytest.raises(ValueError, match="numbers of sentences differ: {'x': 1, 'y': 2}"):
-        average_parses({"x": [one], "y": [one, one]})
+    one, other = (ParsedSentence(words, (Hypothesis(((0, 2),)),)) for words in (("a", "b"), ("a", "c")))
+    refused("sentence 2 is 'a c' in y, but 'a b' in x", average_parses, {"x": [one, one], "y": [one, other]})
+    refused("numbers of sentences differ: {'x': 1, 'y': 2}", average_parses, {"x": [one], "y": [one, one]})
 
 
 def test_parses_become_sentences_of_a_treebank():

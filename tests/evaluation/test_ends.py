@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.text.scoring import TextScorer
@@ -16,14 +16,11 @@ from tests.helpers import scoring_models
 
 LIMITS = {"nonterminals": ["S", "X"], "max_open_nonterminals": 2, "max_consecutive_nonterminals": 2}
 WIDE = {"scoring_num_beams": 300}
+RNNG, TREE_LM = (scoring_models.MODELS[name][2] for name in ("rnng", "tree_lm"))
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{name: scoring_models.MODELS[name] for name in scoring_models.MODELS if name not in ("gpst", "lstm", "gpt2")},
-    "rnng_in_order": ("rnng", "words", {**scoring_models.MODELS["rnng"][2], "transition_system": "in_order"}),
-    "tree_lm_causal": (
-        "tree_lm",
-        "framed_words",
-        {**scoring_models.MODELS["tree_lm"][2], "structure_attention": "causal"},
-    ),
+    "rnng_in_order": ("rnng", "words", {**RNNG, "transition_system": "in_order"}),
+    "tree_lm_causal": ("tree_lm", "framed_words", {**TREE_LM, "structure_attention": "causal"}),
 }
 del MODELS["rnng_pieces"], MODELS["tree_lm_gpt2"]
 LABELED = [name for name in MODELS if MODELS[name][0] in ("rnng", "tree_lm")]
@@ -34,11 +31,9 @@ def scorer_of(name: str, **options: Any) -> TextScorer:
     kind, tokens, fields = MODELS[name]
     torch.manual_seed(0)
     tokenizer = word_tokenizer([("a", "b")], end_token=tokens == "framed_words")
-    names = ("pad_token_id", "bos_token_id", "eos_token_id")
-    ids = {name: getattr(tokenizer, name) for name in names}
     limits = {**LIMITS, "action_beam_size": 300} if name in LABELED else {}
     wide = WIDE if "scoring_num_beams" in fields else {}
-    config = AutoConfig.for_model(kind, **{**fields, **limits, **wide, "vocab_size": len(tokenizer), **ids})
+    config = CONFIG_MAPPING[kind].from_tokenizer(tokenizer, **{**fields, **limits, **wide})
     model = AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)

@@ -17,6 +17,7 @@ from hf_synlm.evaluation.text.processes import iterate_batches, num_workers
 from hf_synlm.evaluation.text.surprisal import score_words, word_table
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
 
 ITEMS = [TextItem(str(k), text) for k, text in enumerate([*SENTENCES, *(s[:20] for s in SENTENCES), SENTENCES[0]])]
@@ -140,8 +141,7 @@ def test_how_many_processes(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert [num_workers(None, model, n) for n in (10, 4000, 9000, 10**6)] == [1, 2, 4, 8]
     assert num_workers(3, model, 1) == 3
-    with pytest.raises(ValueError, match="accelerate launch"):
-        num_workers(2, torch.empty(0, device="meta"), 1)
+    refused("accelerate launch", num_workers, 2, torch.empty(0, device="meta"), 1)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert num_workers(None, model, 10**6) == 1
 
@@ -192,16 +192,12 @@ def test_files_of_other_results_are_refused(tmp_path):
     model, path = model_and_tokenizer("gpst")[0], tmp_path / "cache.jsonl"
     ResultCache(path, model, {"num_beams": 3}).read()
     assert ResultCache(path, model, {"num_beams": 3}).read() == {}
-    with pytest.raises(ValueError, match="num_beams 3 instead of 4"):
-        ResultCache(path, model, {"num_beams": 4}).read()
-    with pytest.raises(ValueError, match="another model"):
-        ResultCache(path, model_and_tokenizer("rnng")[0], {"num_beams": 3}).read()
+    refused("num_beams 3 instead of 4", ResultCache(path, model, {"num_beams": 4}).read)
+    refused("another model", ResultCache(path, model_and_tokenizer("rnng")[0], {"num_beams": 3}).read)
     for text in ("notes", "[]\n", '{"a": 1}\n'):
         path.write_text(text)
-        with pytest.raises(ValueError, match="cache.jsonl"):
-            ResultCache(path, model, {}).read()
+        refused("cache.jsonl", ResultCache(path, model, {}).read)
         assert path.read_text() == text
     scorer = scorer_of("rnng", cache=tmp_path / "scores.jsonl")
     score_words(scorer, ITEMS)
-    with pytest.raises(ValueError, match="end False instead of True"):
-        score_words(scorer, ITEMS, end=True)
+    refused("end False instead of True", score_words, scorer, ITEMS, end=True)

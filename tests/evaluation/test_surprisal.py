@@ -34,10 +34,11 @@ from hf_synlm.evaluation.text.surprisal import (
 )
 from hf_synlm.evaluation.text.tables import table_text
 from hf_synlm.evaluation.text.text_items import TextItem, read_items
-from hf_synlm.evaluation.text.words import encode_sentences, split_as_treebank, word_starts
+from hf_synlm.evaluation.text.words import EncodedText, encode_sentences, split_as_treebank, word_starts
 from hf_synlm.evaluation.trees.parsing_analysis import span_heights
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_sentences
 from tests.helpers.commands import fail, run
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import (
     ARCHITECTURES,
     SEARCHING,
@@ -118,9 +119,8 @@ def test_word_correction_makes_a_distribution_over_words(architecture):
     (text,) = encode_sentences(scorer.tokenizer, [SENTENCES[0].split()])
     (raw,) = scorer.score([text], starts=True)
     corrected = score_words(scorer, ITEMS[:1], word_correction=True)[0]
-    assert corrected.log_probs.sum().item() == pytest.approx(
-        (raw.log_probs.sum() + raw.word_start[-1]).item(), abs=1e-4
-    )
+    expected = (raw.log_probs.sum() + raw.word_start[-1]).item()
+    assert corrected.log_probs.sum().item() == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -165,18 +165,7 @@ def test_attention_entropies_are_those_of_parse(estimator, tmp_path):
                 assert one.more[column].tolist() == pytest.approx(expected, abs=1e-4)
                 assert torch.equal(one.log_probs, without.log_probs) and not without.more
             assert found[2].more[column].shape == (0,)
-    with pytest.raises(ValueError, match="attention_entropy"):
-        score_words(scorer_of("tree_lm", **given, cache=tmp_path / "projected"), items, **how)
-
-
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "tree_lm"])
-def test_attention_entropies_are_of_models_that_attend_to_derivations(architecture):
-    with pytest.raises(ValueError, match=r"\(--attention-entropy\): \w+ does not attend to derivations"):
-        scorer_of(architecture, attention_entropy="raw")
-    if architecture.startswith("rnng"):
-        model, _ = model_and_tokenizer(architecture)
-        with pytest.raises(ValueError, match=r"attention_entropy='raw' .*RNNG\w* does not attend to derivations"):
-            model.parse(torch.tensor([[3, 4]]), attention_entropy="raw")
+    refused("attention_entropy", score_words, scorer_of("tree_lm", **given, cache=tmp_path / "projected"), items, **how)
 
 
 @pytest.mark.parametrize("estimator", ["beam_marginal", "stepwise"])
@@ -201,14 +190,21 @@ def test_belief_updates_are_those_of_parse(architecture, estimator, tmp_path):
                     assert one.more[column].tolist() == pytest.approx(values[0, last].tolist(), abs=1e-3)
                 assert torch.equal(one.log_probs, without.log_probs) and not without.more
             assert found[3].more["belief_update_{}"].shape == (0,)
-    with pytest.raises(ValueError, match="belief_update"):
-        score_words(scorer_of(architecture, **given, cache=tmp_path / "old0.5"), items, **how)
+    refused("belief_update", score_words, scorer_of(architecture, **given, cache=tmp_path / "old0.5"), items, **how)
 
 
-@pytest.mark.parametrize("architecture", EXACT)
-def test_belief_updates_are_of_models_with_a_beam(architecture):
-    with pytest.raises(ValueError, match=r"\(--belief-update\): \w+ has no beam of derivations"):
-        scorer_of(architecture, belief_update=("new", 1.0))
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_measures_are_of_models_that_have_them(architecture):
+    """Entropies of attention of those that attend to derivations, and changes of beliefs of those with a beam."""
+    none = r"\w+ does not attend to derivations"
+    if architecture in EXACT:
+        said = r"\(--belief-update\): \w+ has no beam of derivations"
+        refused(said, scorer_of, architecture, belief_update=("new", 1.0))
+    if architecture != "tree_lm":
+        refused(rf"\(--attention-entropy\): {none}", scorer_of, architecture, attention_entropy="raw")
+    if architecture.startswith("rnng"):
+        parse, ids = model_and_tokenizer(architecture)[0].parse, torch.tensor([[3, 4]])
+        refused(f"attention_entropy='raw' .*{none}", parse, ids, attention_entropy="raw")
 
 
 def test_belief_updates_by_the_command(tmp_path, capsys):
@@ -251,18 +247,14 @@ def test_entropies_in_documents_windows_and_caches(tmp_path):
         again = score_words(scorer, ITEMS[:2], context="document")
         assert [part.more["entropy_{}"].tolist() for part in again] == [p.more["entropy_{}"].tolist() for p in parts]
     assert torch.cat([part.more["entropy_{}"] for part in parts]).tolist() == pytest.approx(whole.tolist(), abs=1e-5)
-    with pytest.raises(ValueError, match="entropy"):
-        score_words(scorer_of("gpt2", cache=tmp_path / "cache"), ITEMS)
+    refused("entropy", score_words, scorer_of("gpt2", cache=tmp_path / "cache"), ITEMS)
     [found] = score_words(scorer_of("gpt2", entropy="shannon", begin=False), ITEMS[:1])
     assert found.more["entropy_{}"].isnan().tolist() == [True] + [False] * 6
     long = [TextItem("1", " ".join(SENTENCES * 3))]
     scorer = scorer_of("gpt2", entropy="shannon")
     [cut] = score_words(scorer, long)
-    assert (
-        scorer.cuts["texts_in_windows"] == 1
-        and len(cut.more["entropy_{}"]) == len(cut.words)
-        and not cut.more["entropy_{}"].isnan().any()
-    )
+    assert scorer.cuts["texts_in_windows"] == 1 and len(cut.more["entropy_{}"]) == len(cut.words)
+    assert not cut.more["entropy_{}"].isnan().any()
 
 
 def test_word_correction_of_whole_words_changes_nothing():
@@ -403,36 +395,30 @@ def test_document_context_of_recurrent_models():
     assert len(scores[1].words) == 0 and len(scores[2].tokens) == len(second)
 
 
-def test_document_context_of_gpst():
-    model, tokenizer = model_and_tokenizer("gpst")
-    documents = [TextItem(str(k), sentence) for k, sentence in enumerate(SENTENCES[:2])]
-    scores = score_words(scorer_of("gpst"), documents, context="document")
-    first, second = (tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
-    ids = torch.tensor([[*first, *second]])
-    context = torch.tensor([[1] * len(first) + [0] * len(second)])
-    expected = model.parse(ids, context_sentence_ids=context).token_log_probs[0, len(first) :]
-    assert [p for _, p in scores[1].tokens] == pytest.approx(expected.tolist(), abs=1e-4)
-    assert totals(scores)[0] == pytest.approx(totals(score_words(scorer_of("gpst"), documents))[0], abs=1e-3)
-
-
-def test_document_context_of_a_tree_lm_on_a_backbone(monkeypatch):
-    """The tokens before a sentence; its first sentences are left out where positions are few."""
-    scorer, documents = scorer_of("tree_lm_gpt2"), [TextItem(str(k), text) for k, text in enumerate(SENTENCES[:2])]
-    scores = score_words(scorer, documents, context="document")
+@pytest.mark.parametrize("architecture", ["gpst", "tree_lm_gpt2"])
+def test_document_context_is_that_of_parse(architecture):
+    """The tokens before a sentence."""
+    scorer, documents = scorer_of(architecture), [TextItem(str(k), text) for k, text in enumerate(SENTENCES[:2])]
+    scores, alone = (score_words(scorer, documents, context=context) for context in ("document", "sentence"))
     first, second = (scorer.tokenizer(sentence)["input_ids"] for sentence in SENTENCES[:2])
     numbers = torch.tensor([[1] * len(first) + [0] * len(second)])
-    expected = scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers)
-    expected = expected.token_log_probs[0, len(first) :].tolist()
-    assert [p for _, p in scores[1].tokens] == pytest.approx(expected, abs=1e-4)
-    alone = score_words(scorer, documents)
+    expected = scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers).token_log_probs
+    assert [p for _, p in scores[1].tokens] == pytest.approx(expected[0, len(first) :].tolist(), abs=1e-4)
     assert totals(scores)[0] == pytest.approx(totals(alone)[0], abs=1e-4)
     assert totals(scores)[1] != pytest.approx(totals(alone)[1], abs=1e-3)
-    monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2 * len(first))
-    assert totals(score_words(scorer, documents, context="document"))[1] == pytest.approx(totals(alone)[1], abs=1e-4)
+
+
+def test_contexts_are_cut_where_positions_are_few(monkeypatch):
+    """The first sentences of the context of a tree LM on a backbone are left out."""
+    scorer, documents = scorer_of("tree_lm_gpt2"), [TextItem(str(k), text) for k, text in enumerate(SENTENCES[:2])]
+    ids, alone = scorer.tokenizer(SENTENCES[0])["input_ids"], totals(score_words(scorer, documents))[1]
+    monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2 * len(ids))
+    assert totals(score_words(scorer, documents, context="document"))[1] == pytest.approx(alone, abs=1e-4)
     assert scorer.cuts["contexts_cut"] == 1
     monkeypatch.setattr(scorer.model.config.backbone_config, "n_positions", 2)
-    with pytest.raises(ValueError, match=r"A context of \d+ tokens leaves too few positions .* at most 1, half"):
-        scorer.model.parse(torch.tensor([[*first, *second]]), context_sentence_ids=numbers)
+    few = r"A context of \d+ tokens leaves too few positions .* at most 1, half"
+    numbers = (torch.arange(len(ids)) < 6).long()[None]
+    refused(few, scorer.model.parse, torch.tensor([ids]), context_sentence_ids=numbers)
     assert why_sentences_alone(scorer) == "TreeLMForCausalLM is trained on single sentences"
 
 
@@ -456,7 +442,7 @@ def test_beginnings_of_words_after_context():
     for one, other in zip(plain, found, strict=True):
         assert torch.allclose(one.log_probs, other.log_probs, atol=1e-4)
         assert other.word_start.shape == (len(one.log_probs) + 1,) and (other.word_start <= 1e-6).all()
-    alone = scorer.score([type(texts[1])(texts[1].ids, texts[1].word_of_token, texts[1].num_words)], starts=True)[0]
+    alone = scorer.score([EncodedText(texts[1].ids, texts[1].word_of_token, texts[1].num_words)], starts=True)[0]
     assert not torch.allclose(alone.word_start, found[1].word_start, atol=1e-4)
     assert not torch.allclose(alone.log_probs, found[1].log_probs, atol=1e-4)
 
@@ -475,9 +461,7 @@ def test_long_texts_are_read_in_windows(architecture):
     assert scorer.cuts == {"texts_in_windows": 1, "contexts_cut": 0}
     # The second window begins in the middle of the first and is scored from where that ends.
     start = limit - (limit - limit // 2)
-    (window,) = scorer.score(
-        [type(encode_sentences(tokenizer, [["a"]])[0])(ids[start : start + limit], [0] * limit, 1)]
-    )
+    (window,) = scorer.score([EncodedText(ids[start : start + limit], [0] * limit, 1)])
     assert found.tokens[limit][1] == pytest.approx(window.log_probs[limit - start].item(), abs=1e-4)
 
 
@@ -633,8 +617,7 @@ def test_words_and_tokens_that_do_not_fit_are_refused():
         (crossing, ["of", "t"], "covers the words 'of' and 't'"),
         (tokenizer_of("words"), ["two words"], "white space"),
     ):
-        with pytest.raises(ValueError, match=message):
-            encode_sentences(tokenizer, [words])
+        refused(message, encode_sentences, tokenizer, [words])
 
 
 def test_which_tokens_begin_words():
@@ -672,17 +655,16 @@ def test_a_gpu_reads_more_texts_in_one_call():
         ("rnng", {}, {"context": "document"}, "context 'sentence'"),
         ("lstm", {}, {"context": "document"}, "context 'sentence'"),
         ("tree_lm", {}, {"context": "document"}, "reads one sentence: choose the context 'sentence'"),
+        ("pcfg", {}, {"context": "document"}, "PCFGForCausalLM reads one sentence: choose the context 'sentence'"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(architecture, options, scoring, message):
-    with pytest.raises(ValueError, match=message):
-        score_words(scorer_of(architecture, **options), ITEMS, **scoring)
+    refused(message, lambda: score_words(scorer_of(architecture, **options), ITEMS, **scoring))
 
 
 def test_context_is_refused_by_models_of_single_sentences():
     (text,) = encode_sentences(tokenizer_of("rnng"), [SENTENCES[0].split()])
-    with pytest.raises(ValueError, match="RNNGForCausalLM"):
-        scorer_of("rnng").score([dataclasses.replace(text, context=(text.ids,))])
+    refused("RNNGForCausalLM", scorer_of("rnng").score, [dataclasses.replace(text, context=(text.ids,))])
 
 
 def test_numbers_that_are_none_are_an_error():
@@ -690,8 +672,7 @@ def test_numbers_that_are_none_are_an_error():
     ids = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=8, n_head=1, n_layer=1, **ids))
     model.transformer.wte.weight.data[:] = float("nan")
-    with pytest.raises(ValueError, match="not numbers"):
-        score_words(TextScorer(model, tokenizer, name="damaged"), ITEMS)
+    refused("not numbers", score_words, TextScorer(model, tokenizer, name="damaged"), ITEMS)
 
 
 # --------------------------------------------------------------------------------------------------------- files
@@ -753,20 +734,17 @@ def test_tables_of_all_formats(tmp_path):
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read_items(tmp_path / name)
+    refused(message, read_items, tmp_path / name)
     (tmp_path / name).write_text('{"sentence": "a"}', encoding="utf-8")  # a format that is named counts
     assert read_items(tmp_path / name, kind="jsonl") == [TextItem("1", "a")]
 
 
 def test_columns_that_are_named_must_be_there(tmp_path):
     (tmp_path / "a.csv").write_text("sentence,id\nWe ask,x\n")
-    with pytest.raises(ValueError, match="row 1 has no 'nope'"):
-        read_items(tmp_path / "a.csv", item_column="nope")
+    refused("row 1 has no 'nope'", read_items, tmp_path / "a.csv", item_column="nope")
     (tmp_path / "a.txt").write_text("We ask\n")
     for column in ("text_column", "item_column"):
-        with pytest.raises(ValueError, match="column 'id'"):
-            read_items(tmp_path / "a.txt", **{column: "id"})
+        refused("column 'id'", read_items, tmp_path / "a.txt", **{column: "id"})
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "rnng"])

@@ -36,18 +36,17 @@ def write_models(folder: Path) -> Path:
     torch.manual_seed(0)
     pieces = train_bpe_tokenizer(SENTENCES, 400)
     words = word_tokenizer([line.split() for line in SENTENCES], vocab_size=300, lowercase=True, end_token=True)
-    ends = {name: getattr(words, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
-    ends = {**ends, "vocab_size": len(words), "hidden_size": 20}
     begin = {name: getattr(pieces, name) for name in ("bos_token_id", "eos_token_id", "vocab_size")}
     layers = {f"{side}_{what}": 1 for side in ("encoder", "decoder") for what in ("layers", "attention_heads")}
     layers.update(d_model=8, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=64)
-    beams = {"scoring_num_beams": 1, "action_beam_size": 4}
+    rnng = {"embedding_size": 8, "hidden_size": 20, "nonterminals": ["NP", "S"]}
+    rnng |= {"scoring_num_beams": 1, "action_beam_size": 4}
     made = {
         "gpst": (small_gpst(pieces), pieces),
         "gpt2": (GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=64, **begin)), pieces),
         "bart": (BartForConditionalGeneration(BartConfig(vocab_size=len(pieces), **layers)), pieces),
-        "on_lstm": (ONLSTMForCausalLM(ONLSTMConfig(embedding_size=20, **ends)), words),
-        "rnng": (RNNGForCausalLM(RNNGConfig(embedding_size=8, nonterminals=["NP", "S"], **beams, **ends)), words),
+        "on_lstm": (ONLSTMForCausalLM(ONLSTMConfig.from_tokenizer(words, embedding_size=20, hidden_size=20)), words),
+        "rnng": (RNNGForCausalLM(RNNGConfig.from_tokenizer(words, **rnng)), words),
     }
     for name, (model, tokenizer) in made.items():
         model.save_pretrained(folder / name)

@@ -32,6 +32,16 @@ TRAINING = ROOT / "training"
 PACKAGE_FILES = ROOT / "hf_synlm" / "training"  # configs/ and accelerate/
 SCRIPTS = ("pretrain_gpst", "train_rnng", "train_recurrent")
 SMALL_GPST = "hidden_size=32,composition_size=32,composition_intermediate_size=64,score_size=16,parser_size=32"
+# Overrides of configurations that make tiny models.
+TINY = {
+    "gpst": SMALL_GPST,
+    "rnng": "embedding_size=12,hidden_size=16",
+    "on_lstm": "embedding_size=8,hidden_size=12,num_layers=2,chunk_size=4",
+    "prpn": "embedding_size=8,hidden_size=12,num_slots=5,num_lookback=2",
+    "palm": "embedding_size=8,hidden_size=12,num_spans=4,rrnn_size=4,attention_size=6",
+    "awd_lstm": "embedding_size=8,hidden_size=12",
+    "pcfg": "symbol_size=8,num_nonterminals=4,num_preterminals=6",
+}
 
 
 def sample_files(folder: Path, kind: str, **counts: int) -> dict[str, str]:

@@ -128,20 +128,28 @@ print(json.dumps({
     "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in place.iterdir()},
 }))
 """
-PULL_AGAIN = """
+LOAD = """
 import json
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained("org/tuned", trust_remote_code=True)
-batch = tokenizer(["fruit flies like a banana"], return_tensors="pt")
-model = AutoModelForCausalLM.from_pretrained("org/tuned", trust_remote_code=True).eval()
-refused = None
+name, refused = sys.argv[1], None
 try:
-    AutoModelForCausalLM.from_pretrained("org/tuned", trust_remote_code=False)
+    AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False)
 except ValueError as error:
     refused = str(error)
-tuned = model(**batch).logits.double().sum().item()
-print(json.dumps({"tuned": tuned, "class": type(model).__module__, "refused": refused}))
+model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True).eval()
+batch = AutoTokenizer.from_pretrained(name, trust_remote_code=True)(["fruit flies like a banana"], return_tensors="pt")
+with torch.no_grad():
+    logits = model(**batch).logits.double().sum().item()
+print(json.dumps({"logits": logits, "class": type(model).__module__, "refused": refused}))
 """
+
+
+def own_logits(folder: Path) -> float:
+    """What `LOAD` should give."""
+    batch = AutoTokenizer.from_pretrained(folder)(["fruit flies like a banana"], return_tensors="pt")
+    with torch.no_grad():
+        return GPSTForCausalLM.from_pretrained(folder).eval()(**batch).logits.double().sum().item()
 
 
 def pushed_files(folder: Path) -> dict[str, bytes]:
@@ -169,11 +177,7 @@ def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
     newer = {**repository.files(), "modeling_gpst.py": b"raise RuntimeError('newer code')\n"}
     repository.commit("main", newer)
     found = json.loads(author.code(PULL, NAME, first))
-    with torch.no_grad():
-        own = GPSTForCausalLM.from_pretrained(folder).eval()
-        batch = AutoTokenizer.from_pretrained(folder)(["fruit flies like a banana"], return_tensors="pt")
-        expected = own(**batch).logits.double().sum().item()
-    assert found["commit"] == first and found["logits"] == expected != found["tuned"]
+    assert found["commit"] == first and found["logits"] == own_logits(folder) != found["tuned"]
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in pushed_files(folder).items()}
     assert found["files"] == hashes
 
@@ -188,8 +192,8 @@ def test_push_pull_tune_push_pull(hub: HubServer, folder: Path, tmp_path: Path):
     assert branch["model.safetensors"] == tuned["model.safetensors"] and branch["modeling_gpst.py"] in code.values()
     assert repository.files("main") == newer
 
-    again = json.loads(Client(hub, tmp_path / "reader", None).code(PULL_AGAIN))
-    assert again["tuned"] == found["tuned"] and again["class"].startswith("transformers_modules.org.tuned")
+    again = json.loads(Client(hub, tmp_path / "reader", None).code(LOAD, "org/tuned"))
+    assert again["logits"] == found["tuned"] and again["class"].startswith("transformers_modules.org.tuned")
     assert "trust_remote_code=True" in again["refused"]
 
 
@@ -213,17 +217,6 @@ def test_every_way_of_pushing_takes_the_code_along(hub: HubServer, folder: Path,
         code = {file: content.decode() for file, content in files.items() if file.endswith(".py")}
         assert code == flat_files("gpst") and "config.json" in files
         assert ("model.safetensors" in files) == ("config" not in name), sorted(files)
-
-
-LOAD = """
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained("org/light", trust_remote_code=True).eval()
-tokenizer = AutoTokenizer.from_pretrained("org/light", trust_remote_code=True)
-batch = tokenizer(["fruit flies like a banana"], return_tensors="pt")
-with torch.no_grad():
-    print(type(model).__module__, model(**batch).logits.double().sum().item())
-"""
 
 
 def test_one_push_of_code_repairs_the_models_that_name_it(hub: HubServer, folder: Path, tmp_path: Path):
@@ -257,15 +250,12 @@ def test_one_push_of_code_repairs_the_models_that_name_it(hub: HubServer, folder
 
     broken = {**code.files(), "gpst_chart.py": b"raise RuntimeError('broken by a new version')\n"}
     code.commit("main", broken)
-    status, _, err = reader.run("-c", WITHOUT_PACKAGE + LOAD)
+    status, _, err = reader.run("-c", WITHOUT_PACKAGE + LOAD, "org/light")
     assert status and "broken by a new version" in err
     [(status, out, err)] = author.synlm(push_code, token=hub.token)
     assert status == 0 and out.strip() == code.branches["main"], err
-    module, logits = reader.code(LOAD).split()
-    with torch.no_grad():
-        batch = AutoTokenizer.from_pretrained(folder)(["fruit flies like a banana"], return_tensors="pt")
-        expected = GPSTForCausalLM.from_pretrained(folder).eval()(**batch).logits.double().sum().item()
-    assert module.startswith("transformers_modules.org.code.") and float(logits) == expected
+    found = json.loads(reader.code(LOAD, "org/light"))
+    assert found["class"].startswith("transformers_modules.org.code.") and found["logits"] == own_logits(folder)
 
 
 def test_interruption_refusals_and_private_repositories(hub: HubServer, folder: Path, tmp_path: Path):

@@ -37,10 +37,7 @@ def test_corpus_is_what_the_page_says(corpus: Path) -> None:
     assert f"{size:,} entries" in page
 
 
-OF_TRAINER = {
-    "train_treereg": (ModelAndDataArguments, TreeRegArguments),
-    "train_tree_planting": (ModelAndDataArguments, TreePlantingArguments),
-}
+OF_TRAINER = {"train_treereg": TreeRegArguments, "train_tree_planting": TreePlantingArguments}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -54,8 +51,8 @@ def test_commands_of_a_row(name: str, corpus: Path) -> None:
             program = next(word for word in words if word.endswith(".py"))
             own = words[words.index(program) + 1 :]
             if program.endswith(leaderboard.OF_TRAINER):
-                types = OF_TRAINER[Path(program).stem]
-                parse_arguments([*types, TrainingArguments], [*own, "--use-cpu"])
+                types = [ModelAndDataArguments, OF_TRAINER[Path(program).stem], TrainingArguments]
+                parse_arguments(types, [*own, "--use-cpu"])
             else:
                 recipe = RECIPES[Path(program).stem]
                 parse_arguments(recipe.parts.values(), own)

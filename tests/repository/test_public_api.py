@@ -25,11 +25,8 @@ AUTO_CLASSES = {
 
 def test_names_are_pinned():
     classes = {architecture + kind for architecture in ARCHITECTURES for kind in KINDS}
-    assert set(hf_synlm.__all__) == (classes - NOT_CLASSIFIERS) | OUTPUTS | PARSER | {
-        "average_trees",
-        "parse_sentences",
-        "surprisal",
-    }
+    functions = {"average_trees", "parse_sentences", "surprisal"}
+    assert set(hf_synlm.__all__) == (classes - NOT_CLASSIFIERS) | OUTPUTS | PARSER | functions
     assert all(hasattr(hf_synlm, name) for name in hf_synlm.__all__)
 
 

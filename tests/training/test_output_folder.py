@@ -12,6 +12,7 @@ from hf_synlm.training.engine import output_folder as folders
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.programs import finetune_glue, finetune_grammar_induction
 from hf_synlm.training.tasks import finetuning
+from tests.helpers.refusals import refused
 
 
 def take(folder: Path, read_by: object = None, **options: object) -> Path | None:
@@ -42,12 +43,10 @@ def checkpoint(folder: Path) -> Path:
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     for options in ({}, {"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}):
-        with pytest.raises(ValueError, match=r"not empty \(something\)"):
-            take(tmp_path, **options)
+        refused(r"not empty \(something\)", take, tmp_path, **options)
         assert [path.name for path in tmp_path.iterdir()] == ["something"]
     before = finished_run(tmp_path / "done")
-    with pytest.raises(ValueError, match="finished run.*--overwrite-output-dir"):
-        take(tmp_path / "done")
+    refused("finished run.*--overwrite-output-dir", take, tmp_path / "done")
     with pytest.raises(ValueError, match="step_7.* is not a complete checkpoint"):
         take(tmp_path / "done", resume_from_checkpoint=str(tmp_path / "done" / "step_7"))
     assert files(tmp_path / "done") == before
@@ -66,8 +65,7 @@ def test_an_unfinished_run_is_resumed_and_a_finished_one_refused(tmp_path: Path)
     assert not list(tmp_path.glob("*.partial"))
     assert take(tmp_path, resume_from_checkpoint=str(tmp_path / "step_3")) == tmp_path / "step_3"
     (tmp_path / "all_results.json").write_text("{}")
-    with pytest.raises(ValueError, match="finished run"):
-        take(tmp_path)
+    refused("finished run", take, tmp_path)
     assert take(tmp_path, resume_from_checkpoint="latest") == tmp_path / "step_12"
     assert take(tmp_path, overwrite_output_dir=True) is None
     assert [path.name for path in tmp_path.iterdir()] == ["arguments.json"]
@@ -85,8 +83,7 @@ def test_logs_of_others_stay_where_they_are(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_run_needs_a_folder_of_its_own(tmp_path: Path) -> None:
     before = finished_run(tmp_path / "done")
     wanted = {"resume_from_checkpoint": str(checkpoint(tmp_path / "step_2"))}
-    with pytest.raises(ValueError, match="holds another run"):
-        take(tmp_path / "done", **wanted)
+    refused("holds another run", take, tmp_path / "done", **wanted)
     assert files(tmp_path / "done") == before
     assert take(tmp_path / "new", **wanted) == tmp_path / "step_2"
 
@@ -100,8 +97,7 @@ def test_a_run_is_not_replaced_by_one_that_reads_it(tmp_path: Path, monkeypatch:
     )
     inputs = {"model_name_or_path 'run/model'": model, "train_trees 'run/all_results.json'": induction}
     for message, given in inputs.items():
-        with pytest.raises(ValueError, match=f"would delete 'run', .*{message}"):
-            take(Path("run"), overwrite_output_dir=True, read_by=given)
+        refused(f"would delete 'run', .*{message}", take, Path("run"), overwrite_output_dir=True, read_by=given)
         assert files(tmp_path / "run") == before
         take(Path("new"), overwrite_output_dir=True, read_by=given)
     # A repository may have the name of a folder, and a data set that of the output folder.
@@ -123,12 +119,10 @@ def test_a_start_that_failed_does_not_stand_in_the_way(tmp_path: Path) -> None:
 def test_only_runs_are_replaced(tmp_path: Path) -> None:
     before = finished_run(tmp_path / "run")
     (tmp_path / "run" / ".git").mkdir()
-    with pytest.raises(ValueError, match="would delete the repository"):
-        take(tmp_path / "run", overwrite_output_dir=True)
+    refused("would delete the repository", take, tmp_path / "run", overwrite_output_dir=True)
     assert files(tmp_path / "run") == before
     foreign = tmp_path / "foreign"
     checkpoint(foreign / "step_1")
     (foreign / "thesis.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="does not hold a run"):
-        take(foreign, overwrite_output_dir=True)
+    refused("does not hold a run", take, foreign, overwrite_output_dir=True)
     assert (foreign / "thesis.txt").exists()

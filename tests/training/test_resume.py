@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from hf_synlm.training.engine import checkpoints
 from tests.helpers import finetuning
-from tests.helpers.training_runs import SMALL_GPST, ScriptRun, cut_off, results_of, run_here, sample_files
+from tests.helpers.refusals import refused
+from tests.helpers.training_runs import SMALL_GPST, TINY, ScriptRun, cut_off, results_of, run_here, sample_files
 
 # ---------------------------------------------------------------------------------------------- every program
 TREES = "--train-files {train} --validation-files {valid} --test-files {test} --logging-steps 1"
@@ -46,10 +47,8 @@ CASES = {
         "--validation-trees none --logging-steps 1 --evaluation-steps 0 --max-train-steps 4 --checkpointing-steps 2 "
         "--gradient-accumulation-steps 2 --final-report False",
     ),
-    "rnng": Case(
-        "train_rnng", f"--config rnng_tiny --config-overrides embedding_size=12,hidden_size=16 {GRAMMAR} {NO_SEARCH}"
-    ),
-    "lstm": Case("train_rnng", f"--config lstm_tiny --config-overrides embedding_size=12,hidden_size=16 {GRAMMAR}"),
+    "rnng": Case("train_rnng", f"--config rnng_tiny --config-overrides {TINY['rnng']} {GRAMMAR} {NO_SEARCH}"),
+    "lstm": Case("train_rnng", f"--config lstm_tiny --config-overrides {TINY['rnng']} {GRAMMAR}"),
     "tree_lm": Case(
         "train_tree_lm",
         f"--config tree_lm_tiny --config-overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2 {GRAMMAR} "
@@ -72,38 +71,35 @@ CASES = {
     # In the middle of the second epoch, which has more sentences than the first.
     "pcfg": Case(
         "train_pcfg",
-        "--config pcfg_tiny --config-overrides symbol_size=8,num_nonterminals=4,num_preterminals=6,latent_size=3,"
-        f"encoder_embedding_size=5,encoder_hidden_size=4 {TREES} --seed 0 --per-device-train-batch-size 2 "
-        "--batch-group-size 8 --num-train-epochs 3 --curriculum-words 12 --curriculum-growth 6 --parse-sentences 4 "
+        f"--config pcfg_tiny --config-overrides {TINY['pcfg']},latent_size=3,encoder_embedding_size=5,"
+        f"encoder_hidden_size=4 {TREES} --seed 0 --per-device-train-batch-size 2 --batch-group-size 8 "
+        "--num-train-epochs 3 --curriculum-words 12 --curriculum-growth 6 --parse-sentences 4 "
         "--gradient-accumulation-steps 2 --checkpointing-steps 3",
         1,
     ),
     # In the middle of an epoch and of a phase: averaging begins after the first epoch, fine-tuning after the third.
     "on_lstm": Case(
         "train_recurrent",
-        f"{RECURRENT} --architecture on_lstm --config-overrides embedding_size=8,hidden_size=12,num_layers=2,"
-        "chunk_size=4,supervised_layers=[1] --tree-supervision --schedule adam-asgd --averaging-epoch 1 "
-        "--finetuning-epoch 3",
+        f"{RECURRENT} --architecture on_lstm --config-overrides {TINY['on_lstm']},supervised_layers=[1] "
+        "--tree-supervision --schedule adam-asgd --averaging-epoch 1 --finetuning-epoch 3",
         -2,
     ),
     "prpn": Case(
         "train_recurrent",
-        f"{RECURRENT} --architecture prpn --config-overrides embedding_size=8,hidden_size=12,num_slots=5,"
-        "num_lookback=2,parsing_network=recurrent --tree-supervision --schedule adam-plateau --plateau-patience 0 "
-        "--batching sentences",
+        f"{RECURRENT} --architecture prpn --config-overrides {TINY['prpn']},parsing_network=recurrent "
+        "--tree-supervision --schedule adam-plateau --plateau-patience 0 --batching sentences",
         -2,
     ),
     "palm": Case(
         "train_recurrent",
-        f"{RECURRENT} --architecture palm --config-overrides embedding_size=8,hidden_size=12,num_spans=4,rrnn_size=4,"
-        "attention_size=6,output_gate=False --tree-supervision --schedule sgd-asgd --non-monotone-interval 1 "
-        "--learning-rate 10",
+        f"{RECURRENT} --architecture palm --config-overrides {TINY['palm']},output_gate=False --tree-supervision "
+        "--schedule sgd-asgd --non-monotone-interval 1 --learning-rate 10",
         -2,
     ),
     "awd_lstm": Case(
         "train_recurrent",
-        f"{RECURRENT} --architecture awd_lstm --config-overrides embedding_size=8,hidden_size=12 "
-        "--schedule adam-plateau --tokenizer-type characters --bptt 60",
+        f"{RECURRENT} --architecture awd_lstm --config-overrides {TINY['awd_lstm']} --schedule adam-plateau "
+        "--tokenizer-type characters --bptt 60",
         -2,
     ),
     "glue-gpst": Case("finetune_glue", "--max-train-steps 4 --evaluation-steps 2"),
@@ -192,8 +188,7 @@ def test_resumed_run_is_bit_equal(
     same_files(*(checkpoints.list_checkpoints(folder)[-1] for folder in (tmp_path / "resumed", straight)))
     # A finished run with other settings is refused, and stays as it is.
     before = (tmp_path / "resumed" / "arguments.json").read_bytes()
-    with pytest.raises(ValueError, match=r"seed \d+ \(now 5\)"):
-        run(tmp_path / "resumed", "--resume-from-checkpoint", "latest", "--seed", "5")
+    refused(r"seed \d+ \(now 5\)", run, tmp_path / "resumed", "--resume-from-checkpoint", "latest", "--seed", "5")
     assert (tmp_path / "resumed" / "arguments.json").read_bytes() == before
     assert (tmp_path / "resumed" / "all_results.json").is_file()
     if name in CHECKS:
@@ -257,8 +252,7 @@ def test_other_settings_are_named(
 ) -> None:
     straight, run = straight_run("awd_lstm", capsys)
     flags = flags.format(test=straight.parent / "trees.test.txt")
-    with pytest.raises(ValueError, match=setting):
-        run(straight, "--resume-from-checkpoint", "latest", *flags.split())
+    refused(setting, run, straight, "--resume-from-checkpoint", "latest", *flags.split())
 
 
 # ---------------------------------------------------------------------------------------------- signals and kills

@@ -19,6 +19,7 @@ from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine.speed import SpeedMeter, for_bar, peak_tflops
 from hf_synlm.training.engine.steps import StepReport
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
+from tests.helpers.refusals import refused
 from tests.helpers.training_runs import reset_accelerate
 from tests.training.test_training_loop import gpst_rows, losses, make_run, train
 
@@ -116,8 +117,7 @@ def test_steps_are_profiled(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------- defaults on a GPU
 def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="precision is 'tf32'"):
-        common.make_accelerator(TrainingArguments(output_dir="x", precision="tf32"))
+    refused("precision is 'tf32'", common.make_accelerator, TrainingArguments(output_dir="x", precision="tf32"))
     reset_accelerate()
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     for given, expected in (("bf16", "bf16"), ("float32", "no"), (None, "fp16")):

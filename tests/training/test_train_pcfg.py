@@ -19,9 +19,9 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.programs import train_pcfg
 from hf_synlm.training.tasks.stream_batches import read_words
-from tests.helpers.training_runs import run_here, sample_treebank
+from tests.helpers.training_runs import TINY, run_here, sample_treebank
 
-SIZES = "symbol_size=8,num_nonterminals=4,num_preterminals=6"
+SIZES = TINY["pcfg"]
 COMPOUND = "latent_size=3,encoder_embedding_size=5,encoder_hidden_size=4"
 GRAMMARS = {
     "dense": SIZES,
@@ -45,13 +45,11 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the program in this process; its results and what it printed."""
 
     def start(output_dir: Path, *flags: str, kind: str = "", grammar: str = SIZES) -> dict[str, Any]:
-        files = [
-            (f"--{role}_files", corpus[f"{name}{kind}"])
-            for role, name in (("train", "train"), ("validation", "valid"), ("test", "test"))
-        ]
+        roles = {"train": "train", "validation": "valid", "test": "test"}
+        files = [part for role, name in roles.items() for part in (f"--{role}-files", corpus[f"{name}{kind}"])]
         argv = [
             *("--output-dir", str(output_dir), "--config-overrides", grammar, "--tokenizer-min-frequency", "2"),
-            *(part for pair in files for part in pair),
+            *files,
             *("--curriculum-words", "0", "--learning-rate", "0.02", "--logging-steps", "1", "--seed", "0", *flags),
         ]
         return run_here("train_pcfg", argv, corpus["cache"], capsys)
@@ -154,9 +152,8 @@ def test_continues_from_a_model(run: Run, tmp_path: Path) -> None:
 def test_sentences_of_one_word_are_left_out(run: Run, tmp_path: Path) -> None:
     """In training and in evaluation, for they have probability 0; so do blank lines."""
     lines = ("the cat sees the dog", "yes", "", "a dog sings", "no")
-    found = run(
-        tmp_path / "out", "--max-train-steps", "2", "--tokenizer-min-frequency", "1", *of_text(tmp_path, *lines)
-    )
+    flags = ("--max-train-steps", "2", "--tokenizer-min-frequency", "1", *of_text(tmp_path, *lines))
+    found = run(tmp_path / "out", *flags)
     assert found["evaluations"][-1]["losses"]["tokens"] == 6 + 4
     vocabulary = json.loads((tmp_path / "out" / "model" / "tokenizer.json").read_text())["model"]["vocab"]
     assert "sings" in vocabulary and not {"yes", "no"} & set(vocabulary)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from hf_synlm import PCFGForCausalLM
-from hf_synlm.cli import main as synlm
 from hf_synlm.data.treebank import TreebankSentence, parse_treebank, read_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.text.perplexity import perplexities
@@ -23,6 +22,7 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.programs import train_treebank_pcfg
 from hf_synlm.training.tasks.treebank_grammar import binary_rules, count_grammar
+from tests.helpers.refusals import refused
 from tests.helpers.training_runs import sample_treebank
 
 TREES = """
@@ -178,15 +178,11 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert result.startswith(f"validation: labeled_f1 {100 * f1:.2f}  ")
     assert f"  word_perplexity {perplexity:.2f}  " in result and f1 > 0.3
     assert model.config.text_style == "treebank"
-    assert synlm(["surprisal", files["valid.words"], "--model", str(out), "--tokenize", "words"]) == 0
-    names, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
-    assert len(rows) == sum(len(tree.words) for tree in gold)
-    bits = sum(float(row[names.index("surprisal_bits")]) for row in rows)
-    assert bits * math.log(2) == pytest.approx(nats, rel=1e-4)
+    (found,) = score_words(TextScorer(model, tokenizer), [TextItem("1", " ".join(gold[0].words))])
+    assert found.log_probs.tolist() == pytest.approx(list(parsed[0].word_log_probs), rel=1e-4)
     known = tokenizer.get_vocab()
     assert any(token.startswith("UNK-") for token in known)
-    with pytest.raises(ValueError, match="exists. Choose another --output-dir, or pass --overwrite-output-dir"):
-        train_treebank_pcfg.main(flags)
+    refused("exists. Choose another --output-dir, or pass --overwrite-output-dir", train_treebank_pcfg.main, flags)
     train_treebank_pcfg.main([*flags, "--overwrite-output-dir", "true", "--parent-annotation", "false"])
     assert load_pretrained(str(out))[0].config.num_nonterminals < model.config.num_nonterminals
 
@@ -197,5 +193,4 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         ("--lexicon-smoothing", "0", "lexicon_smoothing is 0.0: it must be finite and above 0"),
         ("--tokenizer-name", "model_cards/rnng-mini", "splits words, but a PCFG reads words. Leave it out"),
     ):
-        with pytest.raises(ValueError, match=message):
-            train_treebank_pcfg.main([flag, value, "--output-dir", str(tmp_path / "out")])
+        refused(message, train_treebank_pcfg.main, [flag, value, "--output-dir", str(tmp_path / "out")])

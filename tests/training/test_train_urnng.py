@@ -14,6 +14,7 @@ from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.programs import train_urnng
 from hf_synlm.training.tasks import variational
 from tests.helpers.goldens import read_tensors
+from tests.helpers.refusals import refused
 from tests.helpers.training_runs import run_here, sample_files
 from tests.models.urnng.test_modeling_urnng import AUTHORS_NAMES, authors_model
 from tests.training.test_inference_network import CASES, load_network, network_names
@@ -141,5 +142,4 @@ def test_rates_are_halved_after_the_epoch_named() -> None:
 
 
 def test_network_of_another_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="inference_network.safetensors"):
-        variational.load_network(tmp_path)
+    refused("inference_network.safetensors", variational.load_network, tmp_path)

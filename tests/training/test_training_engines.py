@@ -18,6 +18,7 @@ from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.run import make_accelerator
 from tests.helpers import warm_python
 from tests.helpers.commands import fail
+from tests.helpers.refusals import refused
 from tests.helpers.training_runs import (
     PACKAGE_FILES,
     ROOT,
@@ -102,6 +103,5 @@ def test_synlm_train_shows_help_and_refuses_in_one_line(capsys: pytest.CaptureFi
 def test_fsdp_needs_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerate makes something else of it on CPUs, without a word; the scripts have one."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(ValueError, match="FSDP"):
-        make_accelerator(TrainingArguments(output_dir="x"))
+    refused("FSDP", make_accelerator, TrainingArguments(output_dir="x"))
     reset_accelerate()

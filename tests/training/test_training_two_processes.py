@@ -18,19 +18,14 @@ from hf_synlm.training.engine import run as common
 from hf_synlm.training.tasks import stream_batches, text_recipe
 from tests.helpers import two_processes
 from tests.helpers.commands import run
-from tests.helpers.training_runs import ROOT, SMALL_GPST, ScriptRun, results_of, sample_files
+from tests.helpers.training_runs import ROOT, TINY, ScriptRun, results_of, sample_files
 
 DROPOUTS = {
     "gpst": "embedding residual attention composition composition_attention parser head",
     "on_lstm": "embedding input hidden output weight",
 }
 NO_DROPOUT = {name: ",".join(f"{part}_dropout=0" for part in parts.split()) for name, parts in DROPOUTS.items()}
-SIZES = {
-    "gpst": SMALL_GPST,
-    "rnng": "embedding_size=12,hidden_size=16",
-    "on_lstm": "embedding_size=8,hidden_size=12,num_layers=2,chunk_size=4,supervised_layers=[1]",
-    "pcfg": "symbol_size=8,num_nonterminals=4,num_preterminals=6",
-}
+SIZES = TINY | {"on_lstm": f"{TINY['on_lstm']},supervised_layers=[1]"}
 SCRIPTS = {"gpst": "pretrain_gpst", "rnng": "train_rnng", "on_lstm": "train_recurrent", "pcfg": "train_pcfg"}
 # Training text and batches of each architecture; the recurrent one reads a stream and learns from gold distances.
 FLAGS = {
@@ -115,7 +110,7 @@ ONE_PROCESS = {
 
 
 PRPN = (
-    *("--architecture", "prpn", "--config-overrides", "embedding_size=8,hidden_size=12,num_slots=5,num_lookback=2"),
+    *("--architecture", "prpn", "--config-overrides", TINY["prpn"]),
     *("--schedule", "adam-plateau", "--tree-supervision", "False"),
 )
 
@@ -139,11 +134,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     listed: list[dict[str, Any]] = []
 
     def add(name: str, architecture: str, *more: str, **options: Any) -> None:
-        job = {
-            "script": f"hf_synlm.training.programs.{SCRIPTS[architecture]}",
-            "argv": jobs.argv(name, architecture, *more),
-        }
-        listed.append({**job, "output_dir": str(folder / name), **options})
+        job = {"script": f"hf_synlm.training.programs.{SCRIPTS[architecture]}", "output_dir": str(folder / name)}
+        listed.append({**job, "argv": jobs.argv(name, architecture, *more), **options})
 
     for architecture in SCRIPTS:
         add(f"{architecture}-same", architecture, *SAME_AS_ONE[architecture])
@@ -216,10 +208,7 @@ def test_processes_evaluate_the_saved_model(jobs: Jobs) -> None:
     found = results_of(folder)
     best = next(item for item in found["evaluations"] if item["step"] == found["best_step"])
     assert best["step"] > 0
-    model, tokenizer = (
-        PRPNForCausalLM.from_pretrained(folder / "model"),
-        AutoTokenizer.from_pretrained(folder / "model"),
-    )
+    model, tokenizer = (kind.from_pretrained(folder / "model") for kind in (PRPNForCausalLM, AutoTokenizer))
     data = StreamDataArguments([str(jobs.folder / "trees.train.txt")], [str(jobs.folder / "trees.valid.txt")])
     stream = stream_batches.load_stream(data, data.validation_files, tokenizer)
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(jobs.folder)))

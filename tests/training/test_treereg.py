@@ -25,6 +25,7 @@ from hf_synlm.training.tasks.treereg import (
 from hf_synlm.trees.spans import spans_to_brackets
 from tests.helpers.finetuning import tiny_gpt2, trainer_arguments
 from tests.helpers.goldens import read_meta, read_tensors
+from tests.helpers.refusals import refused
 from tests.helpers.training_runs import sample_files
 
 CASES = ("01_words", "02_pieces", "03_edges", "04_llama")
@@ -148,8 +149,7 @@ def test_program_trains_a_new_model_and_measures_it(config: str, tmp_path: Path)
     results = json.loads((tmp_path / "run" / "eval_results.json").read_text())
     assert 0 <= results["eval_f1"] < 100 and results["eval_perplexity_per_token"] > 1
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").config.n_embd == 16
-    with pytest.raises(ValueError, match="not empty"):
-        train_treereg.main([*command, "--output-dir", str(tmp_path / "run")])
+    refused("not empty", train_treereg.main, [*command, "--output-dir", str(tmp_path / "run")])
 
 
 def test_controls_have_trees_of_others(tmp_path: Path) -> None:
@@ -162,15 +162,12 @@ def test_controls_have_trees_of_others(tmp_path: Path) -> None:
     assert sorted(found[k].labeled_spans for k in shared) == sorted(gold[k].labeled_spans for k in shared)
     assert sum(found[k].labeled_spans != gold[k].labeled_spans for k in shared) > len(shared) / 2
     assert all(len(found[k].spans) == max(lengths[k] - 1, 0) for k in set(range(40)) - set(shared))
-    assert (
-        found == train_treereg.control_trees(gold, "random", seed=0) != train_treereg.control_trees(gold, "random", 1)
-    )
+    again, other = (train_treereg.control_trees(gold, "random", seed) for seed in (0, 1))
+    assert found == again != other
     right = train_treereg.control_trees(gold, "right", seed=0)
     assert all(set(tree.spans) == {(k, len(tree.words)) for k in range(len(tree.words) - 1)} for tree in right)
 
 
 def test_wrong_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="treereg_part"):
-        TreeRegArguments(treereg_part=0.0)
-    with pytest.raises(ValueError, match="treereg_layer is 7"):
-        TreeRegArguments(treereg_layer=7).vectors([torch.zeros(1, 1, 4)] * 3)
+    refused("treereg_part", TreeRegArguments, treereg_part=0.0)
+    refused("treereg_layer is 7", TreeRegArguments(treereg_layer=7).vectors, [torch.zeros(1, 1, 4)] * 3)

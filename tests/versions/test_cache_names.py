@@ -20,10 +20,8 @@ LANGUAGE_MODELS = [getattr(hf_synlm, name) for name in hf_synlm.__all__ if name.
 
 
 def test_an_argument_has_one_of_the_names():
-    assert name_cache({"cache": 1, "past_key_values": None, "x": 2}, "past_key_values") == {
-        "x": 2,
-        "past_key_values": 1,
-    }
+    given = {"cache": 1, "past_key_values": None, "x": 2}
+    assert name_cache(given, "past_key_values") == {"x": 2, "past_key_values": 1}
     assert name_cache({"cache": None, "x": 2}, "cache") == {"x": 2}
 
 
@@ -66,10 +64,8 @@ def test_every_replaced_hook_is_checked():
 def test_a_changed_hook_is_told_in_one_line(name: str, removed: bool, monkeypatch: pytest.MonkeyPatch):
     kind = next(kind for kind in LANGUAGE_MODELS if name in replaced(kind))
     hooks = {hook: getattr(kind, hook) for hook in HOOKS if hook != name}
-    monkeypatch.setattr(
-        base, "GenerationMixin", type("Stock", (), hooks | ({} if removed else {name: lambda other: 0}))
-    )
-    with pytest.raises(
-        ImportError, match=f"tested up to transformers {NEWEST_TRANSFORMERS}, .* needs the method {name} "
-    ):
+    hooks |= {} if removed else {name: lambda other: 0}
+    monkeypatch.setattr(base, "GenerationMixin", type("Stock", (), hooks))
+    said = f"tested up to transformers {NEWEST_TRANSFORMERS}, .* needs the method {name} "
+    with pytest.raises(ImportError, match=said):
         check_hooks(kind)

@@ -76,10 +76,17 @@ def test_remote_code(name: str, remote: dict[str, Any]) -> None:
 
 
 def test_the_versions_are_the_same_everywhere() -> None:
-    root, tested = GOLDEN.parents[3], f"{OLDEST_TRANSFORMERS} to {NEWEST_TRANSFORMERS}"
-    assert (root / "newest.txt").read_text().startswith(f"transformers=={NEWEST_TRANSFORMERS}.")
-    assert f"| transformers {tested} |" in (root / "docs/what-works.md").read_text()
-    assert f'"versions VERSION={OLDEST_TRANSFORMERS}.0"' in (root / ".github/workflows/ci.yml").read_text()
+    oldest, newest = OLDEST_TRANSFORMERS, NEWEST_TRANSFORMERS
+    for file, said in (
+        ("newest.txt", f"transformers=={newest}."),
+        ("docs/what-works.md", f"| transformers {oldest} to {newest} |"),
+        (".github/workflows/ci.yml", f'"versions VERSION={oldest}.0"'),
+        (".github/workflows/ci.yml", f' transformers: ["{oldest}", '),
+        ("docs/getting-started.md", f"transformers {oldest} are the oldest"),
+        ("pyproject.toml", f'"transformers>={oldest},<6"'),
+        ("hf_synlm/hub/card_template.md", f"`transformers` {oldest} or later"),
+    ):
+        assert said in (GOLDEN.parents[3] / file).read_text(), file
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from huggingface_hub import metadata_load
 from hf_synlm.evaluation.text.surprisal import columns
 from hf_synlm.evaluation.text.tables import read_rows, table_text
 from tests.helpers.commands import run
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import model_and_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,20 +39,19 @@ def test_text_to_trees_and_surprisals(app: Any, architecture: str) -> None:
     for word in SENTENCE.split():
         assert word in trees[0][3]
     assert "<svg" in html and "&lt;peace&gt;" in html and "<peace>" not in html
-    with pytest.raises(ValueError, match="no word"):
-        app.analyse(model, tokenizer, "  ", 4, 3)
+    refused("no word", app.analyse, model, tokenizer, "  ", 4, 3)
 
 
 @pytest.mark.parametrize("architecture", ["gpst", "on_lstm"])
-def test_file_to_the_table_of_the_command(app: Any, architecture: str, tmp_path: Path, capsys: Any) -> None:
+def test_file_to_the_table_of_the_command(
+    app: Any, architecture: str, saved_models: Path, tmp_path: Path, capsys: Any
+) -> None:
     model, tokenizer = model_and_tokenizer(architecture)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
     text = tmp_path / "text.txt"
     text.write_text(f"{SENTENCE}\n\nAmerica is back \u00e9\n", encoding="utf-8")
     names, rows = app.measure(model, tokenizer, text)
     assert [row[3] for row in rows] == [*SENTENCE.split(), "America", "is", "back", "\u00e9"]
-    run(capsys, "surprisal", text, "--model", tmp_path / "model", "--out", tmp_path / "written.tsv")
+    run(capsys, "surprisal", text, "--model", saved_models / architecture, "--out", tmp_path / "written.tsv")
     expected = list(read_rows(tmp_path / "written.tsv", "tsv"))
     assert len(rows) == len(expected) and names == list(expected[0])
     for row, fields in zip(rows, expected, strict=True):
@@ -72,16 +72,12 @@ def test_file_to_the_table_of_the_command(app: Any, architecture: str, tmp_path:
 )
 def test_files_that_are_no_text(app: Any, tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "text.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        app.measure(*model_and_tokenizer("gpst"), tmp_path / "text.txt")
+    refused(message, app.measure, *model_and_tokenizer("gpst"), tmp_path / "text.txt")
 
 
-def test_a_model_without_trees_is_named(app: Any, tmp_path: Path, capsys: Any) -> None:
-    model, tokenizer = model_and_tokenizer("gpt2")
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+def test_a_model_without_trees_is_named(app: Any, saved_models: Path, tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit):
-        app.main([str(tmp_path)])
+        app.main([str(saved_models / "gpt2")])
     assert "GPT2LMHeadModel, which has no trees" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         app.main([str(tmp_path / "nowhere")])
@@ -97,10 +93,8 @@ def test_page_answers(app: Any, tmp_path: Path) -> None:
     _, url, _ = page.launch(server_name="127.0.0.1", share=False, prevent_thread_lock=True, quiet=True)
     try:
         config = page.get_config_file()
-        assert [part["props"]["label"] for part in config["components"] if part["type"] == "tabitem"] == [
-            "Sentence",
-            "File",
-        ]
+        tabs = [part["props"]["label"] for part in config["components"] if part["type"] == "tabitem"]
+        assert tabs == ["Sentence", "File"]
         shown = {part["props"].get("label"): part["props"].get("value") for part in config["components"]}
         assert "<svg" in shown["Trees"] and [row[0] for row in shown["Words"]["data"]] == app.EXAMPLE.split()
         (button,) = (k for k, part in page.blocks.items() if getattr(part, "value", None) == "Parse")

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expecting that a call refuses what it is given."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def refused(message: str, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> None:
+    """The call raises a ValueError whose message has the words (a regular expression)."""
+    with pytest.raises(ValueError, match=message):
+        call(*arguments, **options)
