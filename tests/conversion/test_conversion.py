@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
 from hf_synlm.conversion.files import _REMEDIES as EXTRACTIONS
 from hf_synlm.conversion.files import convert_files, read_state_dict
-from tests.helpers.goldens import read_case, read_tensors
+from tests.helpers.goldens import read_case
 
 
 @pytest.fixture
@@ -220,38 +220,25 @@ class ActionDictionary:
         self.nonterminals = nonterminals
 
 
-class WordVocabulary:
-    """Stands for the authors' vocabulary of words, which keeps a list."""
+class RNNGVocabulary:
+    """Stands for the authors' vocabularies: that of words keeps a list `i2w`, that of pieces asks sentencepiece."""
 
-    unkmethod = "berkeleyrule2"
-
-    def __init__(self, size):
-        self.i2w = ["<pad>", "UNK", "UNK-LC-s", *(f"w{x}" for x in range(3, size))]
-
-    def size(self):
-        return len(self.i2w)
-
-    def id_to_word(self, number):
-        return self.i2w[number]
-
-
-class PieceVocabulary:
-    """Stands for the authors' vocabulary of pieces, which asks sentencepiece and keeps no list."""
-
-    unkmethod = "subword"
-
-    def __init__(self, size):
-        self.length = size
+    def __init__(self, unkmethod, size):
+        self.unkmethod, is_words = unkmethod, unkmethod != "subword"
+        first = ["<pad>", "UNK", "UNK-LC-s", "w3"] if is_words else ["<pad>", "<unk>", "<s>", "</s>"]
+        self.tokens = [*first, *(f"w{x}" + "\u2581" * (x % 2 and not is_words) for x in range(4, size))]
+        if is_words:
+            self.i2w = self.tokens
 
     def size(self):
-        return self.length
+        return len(self.tokens)
 
     def id_to_word(self, number):
-        return ["<pad>", "<unk>", "<s>", "</s>"][number] if number < 4 else f"w{number}" + "\u2581" * (number % 2)
+        return self.tokens[number]
 
 
-@pytest.mark.parametrize("vocabulary", [WordVocabulary, PieceVocabulary])
-def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_path, monkeypatch):
+@pytest.mark.parametrize("unkmethod", ["berkeleyrule2", "subword"])
+def test_the_recipe_for_pickled_rnngs_works(unkmethod, rnng_checkpoint, tmp_path, monkeypatch):
     state, meta = rnng_checkpoint
     monkeypatch.chdir(tmp_path)
     options = {name: meta["config"][name] for name in ("strategy", "composition")}
@@ -259,7 +246,7 @@ def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_pat
         {
             "args": {**options, "dropout": 0.3, "sp_model": ""},
             "model_state_dict": state,
-            "vocab": vocabulary(meta["config"]["vocab_size"]),
+            "vocab": RNNGVocabulary(unkmethod, meta["config"]["vocab_size"]),
             "prepro_args": {"lowercase": True},
             "action_dict": ActionDictionary(meta["config"]["nonterminals"]),
         },
@@ -268,28 +255,12 @@ def test_the_recipe_for_pickled_rnngs_works(vocabulary, rnng_checkpoint, tmp_pat
     follow(EXTRACTIONS["rnng"])
     convert_files("rnng", Path("weights.pt"), [Path("config.json")], Path("out"))
     model = AutoModelForCausalLM.from_pretrained("out")
-    if vocabulary is PieceVocabulary:
+    if unkmethod == "subword":
         assert model.config.subwords and model.model.word_final[:8].tolist() == [1, 0, 1, 1, 0, 1, 0, 1]
     else:
         assert not model.config.subwords
         # A known word in capitals, a class that is a token, and one that is none.
         assert AutoTokenizer.from_pretrained("out")("W5 dogs 7th")["input_ids"] == [5, 2, 1]
-
-
-def test_files_of_rnng(rnng_checkpoint, tmp_path):
-    state, meta = rnng_checkpoint
-    torch.save(state, tmp_path / "weights.pt")
-    (tmp_path / "config.json").write_text(json.dumps(meta["config"]))
-    files = ("rnng", tmp_path / "weights.pt", [tmp_path / "config.json"])
-    convert_files(*files, tmp_path / "out")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert loaded.config.nonterminals == meta["config"]["nonterminals"]
-    assert {"modeling_rnng.py", "rnng_plan.py", "README.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
-    ids = read_tensors(RNNG_CASE, "io")["token_ids"]
-    expected = convert_state_dict("rnng", state, meta["config"]).parse(ids)
-    assert torch.equal(loaded.parse(ids).log_probs, expected.log_probs)
-    with pytest.raises(ValueError, match="which would be lost"):  # the folder of what is read is not replaced
-        convert_files(*files, tmp_path, overwrite=True)
 
 
 class Vocabulary:
@@ -310,6 +281,8 @@ def test_the_authors_pickles_are_refused_with_instructions(rnng_checkpoint, tmp_
     for key in ("state_dict", "model_state_dict"):
         torch.save({"step": 3, key: state, "optimizer": {"lr": 1e-3}}, weights)
         assert read_state_dict(weights).keys() == state.keys()
+    with pytest.raises(ValueError, match="which would be lost"):  # the folder of what is read is not replaced
+        convert_files("rnng", weights, [config], tmp_path, overwrite=True)
     for configs, expected in (([config] * 2, "takes one"), ([tmp_path / "list.json"], "not a JSON object")):
         with pytest.raises(ValueError, match=expected):
             convert_files("rnng", weights, configs, out)

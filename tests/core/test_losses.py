@@ -8,6 +8,7 @@ import torch
 from hf_synlm.core.losses import linear_cross_entropy
 from hf_synlm.training.engine.steps import to_shares
 from tests.helpers.architectures import build, labeled, without_dropout
+from tests.helpers.recurrent_models import gradients
 
 PIECES = (slice(0, 1), slice(1, 4), slice(4, 7))
 # Name -> model of `build`, fields of its configuration.
@@ -55,12 +56,6 @@ def make(key: str) -> tuple[Any, dict[str, Any]]:
 
 def take(batch: dict[str, Any], rows: slice) -> dict[str, Any]:
     return {name: value[rows] for name, value in batch.items()}
-
-
-def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("prpn", "rnng-attention")])

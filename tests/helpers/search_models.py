@@ -1,13 +1,12 @@
 """Small models with a search, GPST and RNNG, and what the tests of their searches and of `generate` share."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, RNNGConfig, RNNGForCausalLM
 
@@ -24,16 +23,6 @@ RNNG_TINY: dict[str, Any] = {
 }  # fmt: skip
 INSIDE = (2, 5, 6)  # tokens that do not end a word in RNNGs of word pieces
 NARROW = {"scoring_num_beams": 3, "action_beam_size": 8}
-# Name -> fields of RNNG's configuration; None is GPST.
-MODELS: dict[str, dict[str, Any] | None] = {
-    "gpst": None,
-    "rnng": {"composition": "lstm"},
-    "rnng, attention": {"composition": "attention"},
-    "rnng, pieces": {"composition": "attention", "subwords": True},
-    "rnng, in-order": {"transition_system": "in_order", "composition": "lstm"},
-    "rnng, in-order, attention": {"transition_system": "in_order", "composition": "attention"},
-    "rnng, in-order, pieces": {"transition_system": "in_order", "composition": "lstm", "subwords": True},
-}
 
 
 def gpst(*, gen_bias: float = 0.0, seed: int = 0, **fields: Any) -> GPSTForCausalLM:
@@ -58,9 +47,9 @@ def rnng(system: str = "top_down", composition: str = "lstm", *, seed: int = 0, 
 
 
 def search_model(name: str, **fields: Any) -> Any:
-    """A model of `MODELS`."""
-    special = MODELS[name]
-    return gpst(**fields) if special is None else rnng(**{**NARROW, **special, **fields})
+    """GPST ("gpst"), or RNNG by its transition system ("rnng", "rnng, in-order")."""
+    system = "in_order" if "in-order" in name else "top_down"
+    return gpst(**fields) if name == "gpst" else rnng(system, **{**NARROW, **fields})
 
 
 def ending_model(name: str) -> Any:
@@ -114,7 +103,7 @@ def assert_same(found: list[tuple[float, Any]], expected: list[tuple[float, Any]
         assert actions not in wanted or score == pytest.approx(wanted[actions], abs=tolerance)
 
 
-def padded(rows: list[list[int]], left: bool, fill: int = 7) -> tuple[Tensor, Tensor]:
+def padded(rows: Sequence[Sequence[int]], left: bool, fill: int = 7) -> tuple[Tensor, Tensor]:
     """Rows padded with a token that means something, and their mask."""
     width = max(map(len, rows))
     ids, mask = torch.full((len(rows), width), fill), torch.zeros(len(rows), width, dtype=torch.long)
@@ -141,53 +130,3 @@ def assert_fits(counts: Tensor, probabilities: Tensor) -> None:
     statistic = float(((observed - wanted) ** 2 / wanted.clamp(min=1e-9)).sum())
     freedom = len(wanted) - 1
     assert statistic < freedom + 4 * math.sqrt(2 * max(freedom, 1))
-
-
-class Recorder(LogitsProcessor):
-    """Remembers what it is called with, and forbids a word."""
-
-    def __init__(self, forbidden: int) -> None:
-        self.forbidden, self.shapes = forbidden, []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Forbid the word."""
-        self.shapes.append((tuple(input_ids.shape), tuple(scores.shape)))
-        return scores.index_fill(1, torch.tensor([self.forbidden]), -math.inf)
-
-
-class Forbid(LogitsProcessor):
-    """Forbids every word of the row whose second word is 5, from a length on."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-
-    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Forbid."""
-        stop = (ids[:, 1] == 5) & (ids.shape[1] >= self.last)
-        return scores.masked_fill(stop[:, None], -math.inf)
-
-
-class StopAfter(StoppingCriteria):
-    """Stops a row that ends in a word."""
-
-    def __init__(self, word: int) -> None:
-        self.word = word
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Whether the last word is the one."""
-        return input_ids[:, -1] == self.word
-
-
-class ListStreamer(BaseStreamer):
-    """Keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.values, self.ended = [], False
-
-    def put(self, value: Tensor) -> None:
-        """Keep."""
-        self.values.append(value)
-
-    def end(self) -> None:
-        """Note the end."""
-        self.ended = True

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.architectures import batch, build
+from tests.helpers.architectures import batch, build, labeled, without_dropout
+from tests.helpers.recurrent_models import gradients
 
 EXPORTED = ("on_lstm", "prpn", "palm", "awd_lstm", "lstm", "pcfg", "pcfg, simple")
 UNROLLED = ("on_lstm", "prpn")  # operation by operation
@@ -49,11 +50,31 @@ def fresh_compiler() -> None:
 
 @pytest.mark.parametrize("name", ["gpst", "rnng", "pcfg", "pcfg, tensor", "lstm"])
 def test_compiled_scores_are_the_same(name: str) -> None:
-    """Without gradients, as in scoring; `test_recurrent_models` compares losses and gradients of the others."""
+    """Without gradients, as in scoring."""
     model, ids = build(name), ids_of(name)
     compiled = torch.compile(Scores(model), backend="aot_eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(ids), model(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "on_lstm, split head",
+        "prpn",
+        "palm",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("rnng", "rnng, attention")),
+    ],
+)
+def test_compiled_training_is_the_same(name: str) -> None:
+    """The compiler sees every step of a recurrence."""
+    small = {"palm": {"num_layers": 2, "num_spans": 2}, "prpn": {"num_layers": 2}}
+    backend = "eager" if name.startswith("rnng") else "aot_eager"
+    small["on_lstm, split head"] = {"num_layers": 2, "supervised_layers": [1, 0]}
+    model, inputs = build(name, **without_dropout(name), **small.get(name, {})), labeled(name, 2, 1)
+    expected, loss = model(**inputs).loss, torch.compile(model, backend=backend)(**inputs).loss
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients(model, loss), gradients(model, expected))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ What is special to an architecture stands beside its equations in its own folder
 
 import copy
 import pickle
-import random
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from tests.helpers.architectures import (
     EVERY,
     PCFGS,
@@ -329,14 +327,18 @@ def test_other_types(name: str) -> None:
     for model, loss in results:
         for key, gradient in gradients(model, loss).items():
             assert gradient.isfinite().all() and gradient.dtype == next(model.parameters()).dtype, key
-    if name not in (*RECURRENT, *PCFGS):  # tests/search/test_search_models.py compares what the others find
-        return
+    text, model, half = (inputs[key] for key in ("input_ids", "attention_mask")), model.eval(), half.eval()
+    ids, mask = text
+    if name in SEARCHING:
+        trees = [one.parse(ids, mask).log_probs for one in (build(name), build(name).double(), half)]
+        torch.testing.assert_close(trees[1], trees[0], atol=1e-4, rtol=0)
+        assert trees[2].dtype == torch.float32 and trees[2].isfinite().all()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = [model.eval()(**inputs).logits, half.eval()(**inputs).logits]
+        found = [model(ids, mask).logits, half(ids, mask).logits]
         if name.startswith(("palm", "awd_lstm", "lstm")):  # whose layers run in the type of their weights
             assert model.model(inputs["input_ids"]).last_hidden_state.dtype == torch.float32
     for logits in found:
-        possible = logits[~logits.isneginf()] if name in PCFGS else logits
+        possible = logits if name in RECURRENT else logits[~logits.isneginf()]
         assert possible.isfinite().all() and logits.dtype == torch.float32
 
 
@@ -363,13 +365,33 @@ def test_the_vocabulary_grows_and_shrinks(name: str, subwords: bool, tmp_path: A
         assert model.model.word_final.tolist() == [k != 4 for k in range(10)]
 
 
-@pytest.mark.parametrize("name", ["gpst", "rnng", "tree_lm", "pushdown"])
-def test_probabilities_of_trees_are_as_exact_as_the_model(name: str) -> None:
-    """In float64, of trees that share their beginnings as of each by itself."""
-    model, given = build(name).double(), row_of(name, batch(name, 5), 0)
-    trees = {key: value.repeat(6, 1) for key, value in given.items() if key in ("actions", "attachments")}
-    trees |= {"spans": [random_tree(5, random.Random(0))] * 6} if name == "gpst" else {}
-    ids = given["input_ids"].expand(6, -1)
-    together, apart = model.joint_log_probs(ids, **trees), model(ids, **trees).joint_log_prob
-    torch.testing.assert_close(together, apart, rtol=1e-8, atol=0)
+@pytest.mark.parametrize("name", ["gpst", "gpst, pieces", *(f"{name}, pieces" for name in RNNGS), *TREE_LMS])
+def test_trees_of_one_text_share_their_beginnings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their probabilities are those one by one, as exact as the model; the layers read each distinct beginning once."""
+    name, _, pieces = name.partition(", pieces") if "pieces" in name else (name, "", None)
+    model, sizes = build(name).double(), list[int]()
+    base, ids, ends = model.model, torch.tensor([[7, 9, 8, 10, 6]]), torch.ones(1, 5, dtype=torch.bool)
+    ends[0, 1] = pieces is None
+    wide = {"num_beams": 30, "num_return_sequences": 30} | ({} if name == "gpst" else {"action_beam_size": 60})
+    found = model.parse(ids, word_ends=ends, **wide)
+    actions = found.actions[0, : len(found.spans[0])].repeat(2, 1)
+    ids, ends = ids.expand(len(actions), -1), ends.expand(len(actions), -1)
+    trees: dict[str, Any] = {"spans": found.spans[0] * 2} if name == "gpst" else {"actions": actions}
+    trees |= {} if pieces is None else {"word_ends": ends}
+    apart = model(ids, **trees).joint_log_prob
+    if name == "gpst":
+        for layers in (base.type_layers, base.token_layers):
+            layers.h[0].mlp.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[:2].numel()))
+    elif name in RNNGS:
+        sizes.append(sum(base.make_plan(actions, torch.ones_like(ends), ends, shared=True).sizes))
+    else:
+        decode = base.decode
+        count = lambda x, *more, **options: sizes.append(x.shape[:2].numel()) or decode(x, *more, **options)  # noqa: E731
+        monkeypatch.setattr(base, "decode", count)
+    together = model.joint_log_probs(ids, **trees)
+    torch.testing.assert_close(together, apart, rtol=1e-7 if name == "gpst" else 1e-8, atol=0)
     assert together.dtype == torch.float64
+    rows = [[action for action in row if action >= (name != "gpst")] for row in actions.tolist()]
+    beginnings = {tuple(row[:end]) for row in rows for end in range(len(row) + (name in TREE_LMS))}
+    twice = sum(row[-1:] == (2,) for row in beginnings) if name == "tree_lm" else 0  # its constituents are read twice
+    assert set(sizes) == {len(beginnings) + twice} and len(beginnings) < sum(map(len, rows)) / 2

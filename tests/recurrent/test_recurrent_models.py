@@ -1,9 +1,12 @@
 """What all recurrent language models promise: padding, labels, cache, generation, saving, types, bad input, tools."""
 
+import math
+
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, StoppingCriteriaList
 
+from hf_synlm.recurrent.distances import distances_to_spans
 from tests.helpers.recurrent_models import (
     ARCHITECTURES,
     BOUNDARY,
@@ -17,7 +20,7 @@ from tests.helpers.recurrent_models import (
     structures,
     without_penalties,
 )
-from tests.helpers.search_models import StopAfter
+from tests.reference.distances import ranking_loss
 
 every_model = pytest.mark.parametrize("name", list(MODELS))
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -200,7 +203,9 @@ class TestGenerate:
             "return_dict_in_generate": True,
         }
         word = model.generate(ids, **options).sequences[0, 4]
-        result = model.generate(ids, stopping_criteria=StoppingCriteriaList([StopAfter(word)]), **options)
+        result = model.generate(
+            ids, stopping_criteria=StoppingCriteriaList([lambda ids, *_, **__: ids[:, -1] == word]), **options
+        )
         end = 4 + int((result.sequences[0, 3:] == word).long().argmax())
         assert result.sequences[0, end:].tolist() == [PADDING] * (result.sequences.shape[1] - end)
         assert max(end for _, end in result.spans[0]) == end
@@ -235,20 +240,6 @@ class TestGenerate:
 
 # ----------------------------------------------------------------------------------------------- saving and resizing
 # ------------------------------------------------------------------------------------------------------------- types
-
-
-@pytest.mark.parametrize("name", ["on_lstm, split head", "prpn", "palm"])
-def test_compiled_model_gives_the_same_numbers(name):
-    fields = {"palm": {"num_spans": 2}, "on_lstm, split head": {"supervised_layers": [1, 0]}}.get(name, {})
-    model = make_model(name, rates=0.0, num_layers=2, **fields)
-    ids, mask = ids_of(2, 1)  # the compiler sees every step of a recurrence
-    compiled = torch.compile(model, backend="aot_eager")
-    expected = model(ids, attention_mask=mask, labels=ids).loss
-    loss = compiled(ids, attention_mask=mask, labels=ids).loss
-    torch.testing.assert_close(loss, expected)
-    theirs = gradients(model, expected)
-    for parameter, gradient in gradients(model, loss).items():
-        torch.testing.assert_close(gradient, theirs[parameter])
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
@@ -293,6 +284,52 @@ def test_classifier_reads_the_last_token(name, left, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------- trees
+@pytest.mark.parametrize("decoder", ["unbiased", "biased"])
+@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("name", ["on_lstm", "on_lstm, split head", "prpn", "prpn, syd", "ordered_memory"])
+def test_trees_and_probabilities(name, end, begin, decoder):
+    """Of a sentence with and without its boundaries, by each kind of distances; the supervised ones are the default."""
+    model = make_model(name)
+    framed = torch.cat([torch.tensor([[BOUNDARY]]), ids_of(6)[0], torch.tensor([[BOUNDARY]])], 1)
+    output = model(framed)
+    log_probs = output.logits[0, torch.arange(7), framed[0, 1:]]
+    kinds = {"language_model": output.distances[0, :2][-1]}  # of layer 1, where there are several
+    if output.syd_distances is not None:  # of the last layer that is supervised, layer 0
+        kinds = {"language_model": output.distances[0, 0], "supervised": output.syd_distances[0, -1]}
+    for kind, distances in [*kinds.items(), (None, list(kinds.values())[-1])]:
+        options = {"decoder": decoder} if kind is None else {"decoder": decoder, "distances": kind}
+        parsed = model.parse(framed[:, 0 if begin else 1 : None if end else -1], **options)
+        torch.testing.assert_close(parsed.log_probs, log_probs.sum()[None, None])
+        expected = torch.cat([torch.zeros(int(begin)), log_probs if end else log_probs[:-1]])
+        torch.testing.assert_close(parsed.token_log_probs[0], expected)
+        spans = distances_to_spans(distances[1:7].tolist(), decoder)
+        assert parsed.spans == [[[(i + begin, j + begin) for i, j in spans]]]
+        assert (parsed.offsets, parsed.lengths, parsed.actions.shape) == ([int(begin)], [6], (1, 1, 11))
+        assert parsed.brackets(list("abcdef")).replace("(", "").replace(")", "") == "a b c d e f"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("on_lstm", {"distances": "gold"}, "gold"),
+        ("on_lstm", {"distances": "supervised"}, "Layer 1 has no supervised distances"),
+        ("on_lstm", {"layer": 3}, "Layer 3"),
+        ("on_lstm", {"word_ends": torch.ones(1, 3)}, "word_ends"),
+        ("on_lstm", {"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
+        ("on_lstm", {"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids has no token"),
+        ("palm", {"input_ids": torch.zeros(1, 2).long()}, "no token"),
+        ("palm", {"method": "distance"}, "distance"),
+        ("awd_lstm", {}, "span_attention=False"),
+        ("prpn", {"method": "search"}, "method 'search'"),
+        ("prpn", {"distances": "supervised"}, "no supervised distances"),
+    ],
+)
+def test_bad_options_of_parse_are_named(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_model(name).parse(**{"input_ids": ids_of(4)[0], **options})
+
+
 @pytest.mark.parametrize("name", WITH_TREES)
 def test_weights_that_are_no_numbers_give_no_tree(name):
     model = make_model(name)
@@ -313,3 +350,39 @@ def test_supervision_without_end_token(name):
         losses["syntactic_distance"],
         make_model(name)(ids, labels=ids, distances=distances).losses["syntactic_distance"],
     )
+
+
+@pytest.mark.parametrize("scope", ["sentence", "batch"])
+@pytest.mark.parametrize("name", ["on_lstm, split head", "prpn, syd"])
+def test_supervised_loss_is_that_of_all_pairs(name, scope):
+    """Sentences of a stream by themselves, layers added up, without padding and gaps that have no gold distance."""
+    fields = {"scope": scope, "reduction": "sum", "scale": 5.0, "margin": 0.4, "weight": 2.0}
+    fields = {f"syntactic_distance_{key}": value for key, value in fields.items()} | without_penalties(name)
+    model = make_model(name, rates=0.0, language_model_weight=0.5, **fields)
+    ids = torch.tensor([[0, 3, 4, 5, 0, 6, 7, 8], [9, 9, 0, 0, 5, 5, PADDING, PADDING]])
+    sentences = [[0, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 2, 3, 3]] if scope == "sentence" else None
+    gold, mask = torch.randint(1, 4, ids.shape).float(), ids != PADDING
+    gold[0, 6] = math.nan
+    labels = ids.masked_fill(~mask, -100)
+    output = model(ids, attention_mask=mask.long(), labels=labels, distances=gold)
+    seen, layers = gold.masked_fill(~mask, math.nan).tolist(), (5 * output.syd_distances).unbind(1)
+    pairs = sum(ranking_loss(layer.tolist(), seen, 0.4, scope, "sum", sentences) for layer in layers)
+    assert output.losses["syntactic_distance"].item() == pytest.approx(pairs, rel=1e-5) and pairs > 0
+    assert output.loss.item() == pytest.approx(0.5 * output.losses["language_model"].item() + 2 * pairs, rel=1e-5)
+    for key, gradient in gradients(model, output.loss).items():
+        assert "weight" not in key or not ("split_head" in key or "supervised_head" in key) or gradient.any(), key
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "message"),
+    [
+        ("on_lstm", 6, "learns from no trees"),
+        ("on_lstm, split head", 5, r"distances are \(1, 5\)"),
+        ("prpn", 6, "parsing_network='recurrent'"),
+        ("prpn, syd", 5, "Align"),
+    ],
+)
+def test_bad_distances_are_named(name, width, message):
+    ids, _ = ids_of(6)
+    with pytest.raises(ValueError, match=message):
+        make_model(name)(ids, labels=ids, distances=torch.ones(1, width))

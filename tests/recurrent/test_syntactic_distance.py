@@ -1,4 +1,4 @@
-"""Trees and distances: exact facts about all small trees, decoders against recursion, the ranking loss pair by pair."""
+"""Trees and distances: exact facts about all small trees, the authors' decoders, the ranking loss pair by pair."""
 
 import itertools
 import math
@@ -12,8 +12,8 @@ from hf_synlm.recurrent.distances import distances_to_spans, ranking_loss, spans
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import validate_spans
 from tests.helpers.goldens import read_meta
-from tests.reference import on_lstm as reference
-from tests.reference.trees import all_binary_trees, spans_of
+from tests.reference import distances as reference
+from tests.reference.trees import all_binary_trees, spans_of, spans_of_words
 
 CASES = read_meta("onlstm/trees")
 DECODERS = ["unbiased", "biased"]
@@ -50,17 +50,6 @@ def test_distances_are_heights():
         spans_to_distances([(0, 2)], 3)
 
 
-@pytest.mark.parametrize("decoder", DECODERS)
-@pytest.mark.parametrize("values", [3, 1000])
-def test_decoders_are_the_recursive_ones(decoder, values):
-    generator = random.Random(1)
-    recursive = getattr(reference, decoder)
-    for length in [*range(1, 12), 40]:
-        for _ in range(40):
-            distances = [float(generator.randrange(values)) for _ in range(length)]
-            assert distances_to_spans(distances, decoder) == spans_of(recursive(distances))
-
-
 def test_long_sentences():
     assert distances_to_spans(range(20000)) == [(0, i) for i in range(2, 20001)]
     generator = random.Random(2)
@@ -70,15 +59,16 @@ def test_long_sentences():
 
 @pytest.mark.parametrize("case", CASES["gold_tree_to_distance"], ids=lambda case: " ".join(case["leaves"][:3]))
 def test_gold_distances_of_the_authors(case):
-    count = itertools.count()
+    spans = spans_of_words(case["binarised"])
+    assert spans_to_distances(spans, len(case["leaves"]))[1:] == case["gap_distance"]
 
-    def binarised(tree):
-        if isinstance(tree, str):
-            return next(count)
-        return tuple(map(binarised, tree))
 
-    tree = binarised(case["binarised"])
-    assert spans_to_distances(spans_of(tree), len(case["leaves"]))[1:] == case["gap_distance"]
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_trees_of_the_authors(decoder):
+    """Of sentences of 1 to many words, with and without equal distances."""
+    assert {case["ties"] for case in CASES["decode"]} == {False, True}
+    for case in CASES["decode"]:
+        assert distances_to_spans(case["depth"], decoder) == spans_of_words(case[decoder])
 
 
 def test_wide_nodes_are_split_to_the_right():

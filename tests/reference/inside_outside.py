@@ -1,7 +1,5 @@
 """Slow, obvious specifications: the pruned chart by replaying merges, inside and outside cell by cell."""
 
-import math
-
 import torch
 from torch.nn import functional as F
 
@@ -97,12 +95,3 @@ def naive_outside(splits, inside, score, root, decomposition, n, accumulate=Fals
             scores = torch.stack([s for s, _ in messages[leaf]])
             outside[leaf] = sum(w * m for w, (_, m) in zip(scores.softmax(0), messages[leaf], strict=True))
     return torch.stack([outside[i, i + 1] for i in range(n)])
-
-
-def naive_parser_loss(scores, tree_splits):
-    """Mean over (start, end, split) of the cross entropy of the boundary scores inside the span."""
-    losses = []
-    for start, end, split in tree_splits:
-        inner = scores[start : end - 1]
-        losses.append(torch.logsumexp(inner, 0) - inner[split - 1 - start])
-    return sum(losses) / max(len(losses), 1) if losses else math.nan

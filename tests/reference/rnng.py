@@ -120,27 +120,6 @@ def naive_log_prob(model: Any, tokens: Sequence[int], actions: Sequence[int], **
     )
 
 
-def naive_forest_lstm(
-    inputs: Tensor, parents: Sequence[int], weight_hh: Tensor, hidden_size: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """States h and c of the steps of one LSTM over a forest.
-
-    Args:
-        inputs: Gate inputs of every step [P, 4 D], a parent before its children.
-        parents: Index of the parent of every step; -1 = none.
-        weight_hh: [4 D, D].
-        hidden_size: D.
-    """
-    hidden, cells = [], []
-    for row, parent in zip(inputs, parents, strict=True):
-        h = hidden[parent] if parent >= 0 else row.new_zeros(hidden_size)
-        c = cells[parent] if parent >= 0 else row.new_zeros(hidden_size)
-        i, f, g, o = (row + weight_hh @ h).chunk(4)
-        cells.append(f.sigmoid() * c + i.sigmoid() * g.tanh())
-        hidden.append(o.sigmoid() * cells[-1].tanh())
-    return hidden, cells
-
-
 def random_labeled_tree(generator: random.Random, num_tokens: int, num_labels: int) -> list[tuple[int, int, int]]:
     """A random tree (label, i, j) in post-order over the whole sentence, with unary chains and nodes over one token."""
     spans: list[tuple[int, int, int]] = []
@@ -158,18 +137,6 @@ def random_labeled_tree(generator: random.Random, num_tokens: int, num_labels: i
 
     build(0, num_tokens)
     return spans
-
-
-def random_binary_tree(generator: random.Random, num_tokens: int, num_labels: int) -> list[tuple[int, int, int]]:
-    """A random binary tree (label, i, j) in post-order."""
-
-    def build(start: int, end: int) -> list[tuple[int, int, int]]:
-        if end - start == 1:
-            return []
-        cut = generator.randrange(start + 1, end)
-        return [*build(start, cut), *build(cut, end), (generator.randrange(num_labels), start, end)]
-
-    return build(0, num_tokens)
 
 
 def random_word_ends(generator: random.Random, num_words: int) -> list[bool]:

@@ -1,7 +1,7 @@
 """Slow, obvious enumerators of trees and action sequences; what the library computes is compared with them."""
 
+import itertools
 from collections.abc import Sequence
-from itertools import product
 
 from hf_synlm.trees.transitions import TransitionSystem
 
@@ -55,16 +55,14 @@ def spans_of(tree) -> list[tuple[int, int]]:
     return [*below, (leaves(tree)[0], leaves(tree)[-1] + 1)]
 
 
-def nested_tree(spans: Sequence[tuple[int, int]], start: int, end: int):
-    """The tree over the leaves start, ..., end - 1 that has these spans, as nested tuples."""
-    if end - start == 1:
-        return start
-    children, at = [], start
-    while at < end:
-        stop = max((j for i, j in spans if i == at and j <= end and (i, j) != (start, end)), default=at + 1)
-        children.append(nested_tree(spans, at, stop))
-        at = stop
-    return tuple(children)
+def spans_of_words(tree) -> list[tuple[int, int]]:
+    """List the spans of width >= 2 of a tree over words in post-order."""
+    count = itertools.count()
+
+    def numbered(tree):
+        return next(count) if isinstance(tree, str) else tuple(map(numbered, tree))
+
+    return spans_of(numbered(tree))
 
 
 def actions_of(tree) -> list[int]:
@@ -95,7 +93,7 @@ def all_gen_comp_sequences(num_tokens: int, word_ends: Sequence[bool] | None = N
     """
     return [
         list(actions)
-        for actions in product((0, 1), repeat=2 * num_tokens - 1)
+        for actions in itertools.product((0, 1), repeat=2 * num_tokens - 1)
         if sum(actions) == num_tokens - 1
         and (tree := tree_of(actions)) is not None
         and (word_ends is None or keeps_words_together(spans_of(tree), word_ends))
@@ -113,35 +111,6 @@ def keeps_words_together(spans: Sequence[tuple[int, int]], word_ends: Sequence[b
     return all(word in spans for word in word_spans(word_ends) if word[1] - word[0] > 1)
 
 
-def all_labeled_trees(start: int, end: int, num_labels: int, max_chain: int) -> list:
-    """List every labeled tree over the leaves start, ..., end - 1, with at most `max_chain` nodes over the same leaves.
-
-    A leaf is an int, an inner node is (label, children).
-    """
-    below: list = [start] if end - start == 1 else []
-    if end - start > 1:
-        below = [
-            (label, forest)
-            for forest in _labeled_forests(start, end, num_labels, max_chain)
-            for label in range(num_labels)
-        ]
-    found = list(below)
-    for _ in range(max_chain - (end - start > 1)):
-        below = [(label, (child,)) for child in below for label in range(num_labels)]
-        found.extend(below)
-    return found
-
-
-def _labeled_forests(start: int, end: int, num_labels: int, max_chain: int) -> list[tuple]:
-    """List every sequence of two or more labeled trees that together cover the leaves start, ..., end - 1."""
-    found = []
-    for split in range(start + 1, end):
-        rests = [(tree,) for tree in all_labeled_trees(split, end, num_labels, max_chain)]
-        rests += _labeled_forests(split, end, num_labels, max_chain)
-        found += [(first, *rest) for first in all_labeled_trees(start, split, num_labels, max_chain) for rest in rests]
-    return found
-
-
 def labeled_spans_of(tree) -> list[tuple[int, int, int]]:
     """List (label, i, j) of every inner node of a labeled tree in post-order."""
     if isinstance(tree, int):
@@ -153,27 +122,6 @@ def labeled_spans_of(tree) -> list[tuple[int, int, int]]:
 
 def _labeled_leaves(tree) -> list[int]:
     return [tree] if isinstance(tree, int) else [leaf for child in tree[1] for leaf in _labeled_leaves(child)]
-
-
-def top_down_actions_of(tree) -> list[int]:
-    """Write a labeled tree as SHIFT (1), REDUCE (2) and NT (3 + label): parent, children, REDUCE."""
-    if isinstance(tree, int):
-        return [1]
-    label, children = tree
-    return [3 + label, *(action for child in children for action in top_down_actions_of(child)), 2]
-
-
-def in_order_actions_of(tree) -> list[int]:
-    """Write a labeled tree as SHIFT (1), REDUCE (2) and NT (4 + label): first child, parent, other children, REDUCE."""
-    if isinstance(tree, int):
-        return [1]
-    label, (first, *rest) = tree
-    return [
-        *in_order_actions_of(first),
-        4 + label,
-        *(action for child in rest for action in in_order_actions_of(child)),
-        2,
-    ]
 
 
 def stacks_of(actions: Sequence[int], system: str) -> list[list] | None:

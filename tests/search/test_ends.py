@@ -5,33 +5,20 @@ from typing import Any
 import pytest
 import torch
 
-from hf_synlm import RNNGConfig, RNNGForCausalLM, TreeLMConfig, TreeLMForCausalLM
+from tests.helpers.architectures import build
 
 PAD, END, BEGIN = 0, 1, 2
-LABELS = {"nonterminals": ["S", "X"], "max_open_nonterminals": 3, "max_consecutive_nonterminals": 2, "vocab_size": 12}
-RNNG = {"embedding_size": 8, "hidden_size": 8, "num_layers": 2, "dropout": 0.0, "eos_token_id": END}
-TREE_LM = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "dropout": 0.0}
-TREE_LM |= {"bos_token_id": BEGIN, "eos_token_id": END}
-MODELS: dict[str, dict[str, Any]] = {
-    "rnng": {"transition_system": "top_down"},
-    "rnng, in-order": {"transition_system": "in_order"},
-    "tree_lm": {"structure_attention": "causal"},
-    "tree_lm, stack": {"structure_attention": "stack_compose"},
-    "tree_lm, binary": {"linearization": "binary"},
-}
+MODELS = ("rnng", "rnng, in-order", "tree_lm", "tree_lm, causal", "tree_lm, binary")
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
 def model_of(name: str, normalization: str) -> Any:
-    torch.manual_seed(0)
-    fields = {**LABELS, **MODELS[name], "normalization": normalization}
-    if name.startswith("rnng"):
-        model: Any = RNNGForCausalLM(RNNGConfig(**RNNG, **fields))
-    else:
-        model = TreeLMForCausalLM(TreeLMConfig(**TREE_LM, **fields))
+    special = {"eos_token_id": END} | ({} if name.startswith("rnng") else {"bos_token_id": BEGIN})
+    labels = {"vocab_size": 12, "nonterminals": ["S", "X"], "max_open_nonterminals": 3}
+    model = build(name, normalization=normalization, **labels, **special)
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape)
-    return model.eval()
+    return model
 
 
 @every_model

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessorList
 
 from hf_synlm import GPSTForCausalLM
 from tests.helpers.search_models import actions_of, assert_fits, generate, gpst, padded
@@ -94,40 +94,32 @@ def test_context_before_the_text(model: GPSTForCausalLM) -> None:
 
 
 # ---------------------------------------------------------------------------------------- processors, criteria, streams
-class HistoryBias(LogitsProcessor):
-    """Adds to the word scores what depends on the whole history of a row."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows, self.table, self.lengths = rows, torch.randn(11, 40), []
-
-    def bias(self, ids: torch.Tensor) -> torch.Tensor:
-        """What is added after histories [R, L]."""
-        weights = torch.arange(1, ids.shape[1] + 1) ** 2
-        return self.table[(ids * weights).sum(1) % 11]
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Add it, in place."""
-        assert input_ids.shape[0] == scores.shape[0] == self.rows
-        self.lengths.append(input_ids.shape[1])
-        return scores.add_(self.bias(input_ids))
-
-
 @pytest.mark.parametrize("num_beams", [1, 5])
 def test_processors_see_the_history_of_every_hypothesis(model: GPSTForCausalLM, num_beams: int) -> None:
     """Scores are those of the model plus what the processor says about the words of the hypothesis itself."""
     rows = [[9, 12], [8]]
     ids, mask = padded(rows, left=True)
-    bias = HistoryBias(2 * num_beams)
+    table, lengths = torch.randn(11, 40), []
+
+    def bias(ids: torch.Tensor) -> torch.Tensor:
+        """What is added after histories [R, L]."""
+        return table[(ids * torch.arange(1, ids.shape[1] + 1) ** 2).sum(1) % 11]
+
+    def add_bias(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        assert ids.shape[0] == scores.shape[0] == 2 * num_beams
+        lengths.append(ids.shape[1])
+        return scores.add_(bias(ids))  # in place
+
     output = generate_by_actions(
         model, ids, attention_mask=mask, num_beams=num_beams, num_return_sequences=num_beams, max_new_tokens=6,
-        action_beam_size=8, logits_processor=LogitsProcessorList([bias]),
+        action_beam_size=8, logits_processor=LogitsProcessorList([add_bias]),
     )  # fmt: skip
-    assert set(bias.lengths) == set(range(2, 8)) and (num_beams == 1 or len(bias.lengths) > 12)
+    assert set(lengths) == set(range(2, 8)) and (num_beams == 1 or len(lengths) > 12)
     for row, sequence in enumerate(output.sequences):
         prompt = rows[row // num_beams]
         expected = rescored(model, prompt + sequence[2:].tolist(), actions_of(output, row), prompt)
         for end in range(2, 8):
-            expected += float(bias.bias(sequence[None, :end])[0, sequence[end]])
+            expected += float(bias(sequence[None, :end])[0, sequence[end]])
         assert float(output.sequences_scores[row]) == pytest.approx(expected, abs=1e-3)
 
 

@@ -240,6 +240,18 @@ def test_joint_is_a_mode_of_all(name):
     assert torch.equal(generate(model, prompts(), structure_mode="joint"), generate(model, prompts()))
 
 
+@pytest.mark.parametrize("name", ["urnng", "pushdown"])
+def test_padding_and_begin_token_are_no_words(name):
+    """No mode draws them."""
+    model = build(name, vocab_size=11, bos_token_id=1, eos_token_id=2)
+    model.lm_head.bias.data[:2] = 4.0
+    for options in ({}, {"structure_mode": "marginal"}, {"do_sample": False, "num_beams": 3}):
+        options = {"do_sample": True, "max_new_tokens": 5, "eos_token_id": None, **options}
+        drawn = model.generate(torch.tensor([[3]] * 20), **options)
+        words = drawn[(drawn == model.config.eos_token_id).cumsum(1) == 0]
+        assert len(words) > 20 and words.min() > 1
+
+
 def test_batching_of_its_own_is_an_error(model):
     for batched in (model.generate_batch, model.init_continuous_batching):
         with pytest.raises(NotImplementedError, match="padded batch"):

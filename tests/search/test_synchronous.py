@@ -15,8 +15,7 @@ from hf_synlm.search.token_head import PackedTokenHead, TokenHead
 from tests.helpers.goldens import read_case
 from tests.helpers.search_models import gpst, hypotheses, padded
 from tests.reference import exhaustive_search as reference
-
-COMP = 1
+from tests.reference.trees import all_gen_comp_sequences
 
 
 @pytest.fixture
@@ -169,28 +168,11 @@ def test_beam_statistics(model: GPSTForCausalLM) -> None:
         assert float(output.num_actions[0, count - 1]) == pytest.approx(float(structural), abs=1e-4)
 
 
-def keeps_words(actions: tuple[int, ...], ends: list[bool]) -> bool:
-    """Whether no constituent of a derivation crosses a word."""
-    bounds = {0} | {t + 1 for t, end in enumerate(ends) if end}
-    stack, generated = [], 0
-    for action in actions:
-        if action == COMP:
-            stack.pop()
-        else:
-            stack.append(generated)
-            generated += 1
-        start = stack[-1]
-        inside = not any(start < bound < generated for bound in bounds)
-        if not inside and (start not in bounds or generated not in bounds):
-            return False
-    return True
-
-
 def test_word_ends_admit_exactly_the_trees_that_keep_words(model: GPSTForCausalLM) -> None:
     """All derivations that cross no word, and no other."""
     tokens, ends = [9, 12, 9, 30, 5, 8], [False, True, True, False, False, True]
     output = parse(model, tokens, 64, word_ends=torch.tensor([ends]))
-    expected = {actions for actions in reference.complete_derivations(6) if keeps_words(actions, ends)}
+    expected = set(map(tuple, all_gen_comp_sequences(6, ends)))
     assert {actions for _, actions in hypotheses(output)} == expected
     assert output.brackets(["a", "b", "c"]) in {"((a b) c)", "(a (b c))"}
     unfinished = parse(model, tokens, 64, word_ends=torch.tensor([[*ends[:-1], False]]))
@@ -278,14 +260,11 @@ def test_context_rows_are_independent(model: GPSTForCausalLM) -> None:
     texts = [[9, 12, 9], [30, 5], [8, 9, 10, 11]]
     full = [context + text for (context, _), text in zip(rows, texts, strict=True)]
     ids, mask = padded(full, left=True)
-    context = torch.zeros_like(ids)
-    for row, (_, sentences) in enumerate(rows):
-        start = int(mask[row].argmax())
-        context[row, start : start + len(sentences)] = torch.tensor(sentences, dtype=torch.long)
+    numbers = [sentences + [0] * len(text) for (_, sentences), text in zip(rows, texts, strict=True)]
+    context, _ = padded(numbers, left=True, fill=0)
     output = parse(model, ids, 4, mask, context_sentence_ids=context)
     for row, tokens in enumerate(full):
-        single_context = torch.tensor([rows[row][1] + [0] * len(texts[row])])
-        single = parse(model, tokens, 4, context_sentence_ids=single_context)
+        single = parse(model, tokens, 4, context_sentence_ids=torch.tensor([numbers[row]]))
         assert [a for _, a in hypotheses(output, row)] == [a for _, a in hypotheses(single)]
         assert [s for s, _ in hypotheses(output, row)] == pytest.approx([s for s, _ in hypotheses(single)], abs=1e-4)
     plain = parse(model, texts[2], 4)

@@ -10,7 +10,7 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
 from hf_synlm.trees.spans import right_branching
 from tests.helpers import recurrent_models
 from tests.helpers.search_models import GPST_TINY
-from tests.reference.inside_outside import naive_parser_loss
+from tests.reference.trees import keeps_words_together
 
 SIZES = {"hidden_size": 24, "composition_size": 12, "score_size": 6, "num_token_layers": 2, "num_composition_layers": 2}
 SPECIAL = {"pad_token_id": 2, "reduce_token_id": 3, "cls_token_id": 4, "sep_token_id": 5}
@@ -75,43 +75,6 @@ def test_shifted_labels():
     assert torch.equal(model(ids, labels=ids, shift_labels=shifted).loss, model(ids, shift_labels=shifted).loss)
 
 
-def test_joint_log_prob_is_actions_plus_tokens():
-    model = tiny()
-    ids, _ = ids_of(6)
-    output = model(ids, spans=[right_branching(6)], output_spans=True)
-    assert output.spans[0] == sorted(right_branching(6), key=lambda s: (s[1], -s[0]))
-    tokens = output.token_logits_given_tree.log_softmax(-1)[0, torch.arange(6), ids[0]].sum()
-    actions = output.action_logits.log_softmax(-1)[0]
-    taken = [0] * 6 + [1] * 5  # right branching: all tokens, then all compositions
-    total = tokens + sum(actions[slot, action] for slot, action in enumerate(taken))
-    torch.testing.assert_close(output.joint_log_prob[0], total)
-    trained = model(ids, labels=ids, spans=[right_branching(6)])
-    torch.testing.assert_close(trained.joint_log_prob, output.joint_log_prob)
-
-
-def test_parser_loss_equals_the_specification():
-    model = tiny()
-    ids, _ = ids_of(10)
-    output = model.model(ids, output_structure=True)
-    nodes = output.structure.nodes
-    splits = [
-        (i, j, k)
-        for i, j, k in zip(nodes.start_A.tolist(), nodes.end_A.tolist(), nodes.split_A.tolist(), strict=True)
-        if j - i > 1
-    ]
-    expected = naive_parser_loss(output.parser_scores[0], splits)
-    torch.testing.assert_close(model(ids, labels=ids).losses["parser"], expected.detach())
-
-
-def test_packed_sentences_get_the_trees_they_have_alone():
-    model = tiny()
-    ids, _ = ids_of(9)
-    sentence_ids = torch.tensor([[1] * 4 + [2] + [3] * 4])
-    spans = model.model(ids, sentence_ids=sentence_ids, output_spans=True).spans[0]
-    first, last = (model.model(part, output_spans=True).spans[0] for part in (ids[:, :4], ids[:, 5:]))
-    assert spans == first + [(i + 5, j + 5) for i, j in last]
-
-
 def test_words_stay_whole():
     model = tiny()
     ids, _ = ids_of(12)
@@ -121,9 +84,7 @@ def test_words_stay_whole():
         output = model.parse(ids, word_ends=word_ends, method=method)
         spans = output.spans[0][0]
         assert len(spans) == 11
-        for start, end in ((2, 5), (7, 9)):
-            assert (start, end) in spans
-            assert not any(i < start < j < end or start < i < end < j for i, j in spans)
+        assert keeps_words_together(spans, word_ends[0].tolist())
         words = "a b cde f g hi j k l".split()
         assert output.brackets(words).replace("(", "").replace(")", "").split() == words
 
@@ -302,10 +263,7 @@ def test_given_orders_keep_words_whole():
         word_ends[0, -1] = True
         order = torch.randperm(11)[None]
         spans = model.model(ids, word_ends=word_ends, merge_order=order, output_spans=True).spans[0]
-        edges = {0, *(t + 1 for t in range(12) if word_ends[0, t])}
-        for i, j in spans:
-            inside_word = not any(i < edge < j for edge in edges)
-            assert inside_word or (i in edges and j in edges)
+        assert len(spans) == 11 and keeps_words_together(spans, word_ends[0].tolist())
 
 
 def test_without_surrogate_every_parameter_is_used():
@@ -342,27 +300,9 @@ def test_probability_of_a_given_tree_is_that_of_the_search():
     ids, _ = ids_of(8)
     output = model.parse(ids, num_beams=20, num_return_sequences=5)
     for spans, log_prob in zip(output.spans[0], output.log_probs[0], strict=True):
-        torch.testing.assert_close(model(ids, spans=[spans]).joint_log_prob[0], log_prob, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize(("length", "pieces"), [(6, False), (8, True)])
-def test_trees_of_one_text_share_their_beginnings(length, pieces):
-    """The same numbers as one by one; the layers read each distinct beginning once."""
-    model = tiny()
-    ids, _ = ids_of(length)
-    ends = torch.arange(length)[None] % 2 == 1 if pieces else None
-    found = model.parse(ids, word_ends=ends, num_beams=60, num_return_sequences=40)
-    trees = found.spans[0]
-    ids, ends = ids.expand(len(trees), -1), None if ends is None else ends.expand(len(trees), -1)
-    apart = model(ids, spans=trees, word_ends=ends).joint_log_prob
-    sizes, layers = [], (model.model.type_layers.h[0].mlp, model.model.token_layers.h[0].mlp)
-    for layer in layers:
-        layer.register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[:2].numel()))
-    together = model.joint_log_probs(ids, spans=trees, word_ends=ends)
-    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
-    rows = [row[row >= 0].tolist() for row in found.actions[0, : len(trees)]]
-    beginnings = {tuple(row[:end]) for row in rows for end in range(len(row))}
-    assert sizes == [len(beginnings)] * 2
+        for labels in (None, ids):
+            found = model(ids, spans=[spans], labels=labels).joint_log_prob[0]
+            torch.testing.assert_close(found, log_prob, rtol=0, atol=1e-4)
 
 
 def test_trees_that_share_little_are_read_one_by_one():

@@ -1,7 +1,6 @@
-"""ON-LSTM as a model of transformers: definition, contract of `forward`, cache, trees, generation, saving, tools."""
+"""ON-LSTM as a model of transformers: its loop over layers, gold distances, trees, new weights."""
 
 import functools
-import math
 
 import pytest
 import torch
@@ -11,39 +10,12 @@ from hf_synlm.models.on_lstm.layer import LayerRun, on_lstm, split_distance
 from hf_synlm.recurrent.distances import distances_to_spans
 from hf_synlm.trees.spans import fold_tokens
 from tests.helpers.recurrent_models import ids_of, make_model
-from tests.reference import on_lstm as reference
 
 SUPERVISED = {"supervised_layers": [2, 0], "syntactic_distance_scope": "sentence"}
-HEADS = ["split", "shared", "hidden"]
-
-
 tiny = functools.partial(make_model, "on_lstm")
 
 
 # ------------------------------------------------------------------------------------------------------- values
-@pytest.mark.parametrize(
-    "options", [{}, {"num_layers": 1, "chunk_size": 1}, SUPERVISED, {"tie_word_embeddings": False}]
-)
-def test_values_are_those_of_the_definition(options):
-    model = tiny(**options).double()
-    ids, _ = ids_of(7)
-    with torch.no_grad():
-        own = reference.read(model, ids[0].tolist())
-        output = model(ids)
-    torch.testing.assert_close(output.logits[0], own["log_probs"])
-    torch.testing.assert_close(output.distances[0], own["distances"])
-    torch.testing.assert_close(output.logits.exp().sum(-1), torch.ones(1, 7, dtype=torch.float64))
-    torch.testing.assert_close(model.model(ids).last_hidden_state[0], own["outputs"])
-    if "supervised_layers" in options:
-        torch.testing.assert_close(output.syd_distances[0], own["splits"][[2, 0]])
-    taken = own["log_probs"][torch.arange(6), ids[0, 1:]]
-    labeled = model(ids, labels=ids)
-    torch.testing.assert_close(labeled.losses["language_model"].double(), -taken.mean())
-    torch.testing.assert_close(labeled.joint_log_prob[0].double(), taken.sum())
-    torch.testing.assert_close(labeled.losses["activation"], own["outputs"].square().mean())
-    torch.testing.assert_close(labeled.losses["temporal_activation"], own["outputs"].diff(dim=0).square().mean())
-
-
 def runs_of(chunk_counts, units=2, batch=2, width=5):
     """Layers of unequal width with random weights, and the tensors that get gradients."""
     torch.manual_seed(0)
@@ -101,32 +73,8 @@ def test_distance_is_the_mean_of_the_gate():
     assert split_distance(torch.tensor([0.0, 0.0, 1e4])).item() == pytest.approx(2 / 3)
 
 
-# ----------------------------------------------------------------------------------------------- padding and labels
 # ------------------------------------------------------------------------------------------------- gold distances
 class TestSupervision:
-    def test_sentence_scope_ends_at_the_boundary(self):
-        model = tiny(rates=0.0, supervised_layers=[1], syntactic_distance_margin=0.4)
-        ids = torch.tensor([[0, 3, 4, 5, 0, 6, 7, 8], [9, 9, 0, 0, 5, 5, 5, 0]])
-        sentences = [[0, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 2, 2, 2]]
-        gold = torch.randint(1, 4, ids.shape).float()
-        gold[1, 5] = math.nan
-        output = model(ids, labels=ids, distances=gold)
-        predicted = output.syd_distances[:, 0].tolist()
-        own = reference.ranking_loss(predicted, gold.tolist(), 0.4, "sentence", "mean", sentences)
-        assert output.losses["syntactic_distance"].item() == pytest.approx(own, rel=1e-5)
-
-    @pytest.mark.parametrize("scope", ["sentence", "batch"])
-    def test_layers_add_up_and_padding_is_left_out(self, scope):
-        options = {"syntactic_distance_scope": scope, "syntactic_distance_reduction": "sum"}
-        model = tiny(rates=0.0, supervised_layers=[2, 0], syntactic_distance_scale=5.0, **options)
-        ids, mask = ids_of(7, 4, 5)
-        gold = torch.rand(3, 7)
-        output = model(ids, attention_mask=mask, labels=ids, distances=gold)
-        seen = gold.masked_fill(mask == 0, math.nan).tolist()
-        layers = (5 * output.syd_distances).unbind(1)
-        parts = [reference.ranking_loss(layer.tolist(), seen, 1.0, scope, "sum") for layer in layers]
-        assert output.losses["syntactic_distance"].item() == pytest.approx(sum(parts), rel=1e-5)
-
     def test_one_set_of_trees(self):
         model = tiny(supervised_layers=[1], syntactic_distance_head="shared")
         output = model(ids_of(6)[0])
@@ -138,41 +86,9 @@ class TestSupervision:
         states = model.model(ids).last_hidden_state
         torch.testing.assert_close(model(ids).syd_distances[:, 0], model.model.distance_heads[0](states)[..., 0])
 
-    @pytest.mark.parametrize(
-        ("options", "arguments", "message"),
-        [
-            ({}, {"labels": True, "distances": (1, 6)}, "learns from no trees"),
-            (SUPERVISED, {"labels": True, "distances": (1, 5)}, r"distances are \(1, 5\)"),
-        ],
-    )
-    def test_bad_distances(self, options, arguments, message):
-        ids, _ = ids_of(6)
-        labels = ids if arguments.get("labels") else None
-        with pytest.raises(ValueError, match=message):
-            tiny(**options)(ids, labels=labels, distances=torch.rand(arguments["distances"]))
-
 
 # --------------------------------------------------------------------------------------------------------- trees
 class TestParse:
-    @pytest.mark.parametrize("decoder", ["unbiased", "biased"])
-    @pytest.mark.parametrize("begin", [False, True])
-    @pytest.mark.parametrize("end", [False, True])
-    def test_trees_and_probabilities(self, decoder, begin, end):
-        model = tiny(**SUPERVISED)
-        words, _ = ids_of(6)
-        framed = torch.cat([torch.tensor([[0]]), words, torch.tensor([[0]])], 1)
-        given = framed[:, 0 if begin else 1 : None if end else -1]
-        output = model(framed)
-        log_probs = output.logits[0, torch.arange(7), framed[0, 1:]]
-        parsed = model.parse(given, decoder=decoder)
-        torch.testing.assert_close(parsed.log_probs, log_probs.sum()[None, None])
-        expected = torch.cat([torch.zeros(int(begin)), log_probs if end else log_probs[:-1]])
-        torch.testing.assert_close(parsed.token_log_probs[0], expected)
-        spans = distances_to_spans(output.syd_distances[0, 1, 1:7].tolist(), decoder)
-        assert parsed.spans == [[[(i + begin, j + begin) for i, j in spans]]]
-        assert (parsed.offsets, parsed.lengths, parsed.actions.shape) == ([int(begin)], [6], (1, 1, 11))
-        assert parsed.brackets(list("abcdef")).replace("(", "").replace(")", "") == "a b c d e f"
-
     def test_words_of_several_pieces(self):
         model = tiny()
         ids, _ = ids_of(7)
@@ -195,21 +111,6 @@ class TestParse:
             assert tree == distances_to_spans(output.distances[0, layer, 1:].tolist())
         assert model.parse(ids, layer=1).spans == model.parse(ids, distances="language_model", layer=1).spans
         assert tiny().parse(ids).spans == tiny().parse(ids, layer=1).spans
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"distances": "gold"}, "gold"),
-            ({"distances": "supervised"}, "Layer 1 has no supervised distances"),
-            ({"layer": 3}, "Layer 3"),
-            ({"word_ends": torch.ones(1, 3)}, "word_ends"),
-            ({"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
-            ({"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids has no token"),
-        ],
-    )
-    def test_bad_options(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            tiny().parse(ids_of(4)[0], **options)
 
 
 # ---------------------------------------------------------------------------------------------- saving, types, input

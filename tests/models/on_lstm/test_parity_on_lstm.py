@@ -12,7 +12,7 @@ from hf_synlm.recurrent import layers as recurrent_layers
 from hf_synlm.recurrent.cache import RecurrentCache
 from hf_synlm.recurrent.distances import ranking_loss
 from tests.helpers.goldens import read_case
-from tests.reference.trees import spans_of
+from tests.reference.trees import spans_of_words
 
 LANGUAGE_MODELS = ["lm_2layer_nowdrop_untied", "lm_3layer_wdrop_tied", "lm_chunk1_1layer"]
 SUPERVISED = ["syd_l4d0_untied_alpha075", "syd_l4d2_tied"]
@@ -164,11 +164,7 @@ def test_trees(case, framed):
             distances = "supervised" if kind == "syd" else "language_model"
             parsed = model.parse(ids, decoder=decoder, distances=distances, layer=number)
             leaves = ids.shape[1] - 2 * framed
-
-            def positions(tree):
-                return int(tree[1:]) if isinstance(tree, str) else tuple(map(positions, tree))
-
-            expected = [(i + framed, j + framed) for i, j in spans_of(positions(stored["tree"]))]
+            expected = [(i + framed, j + framed) for i, j in spans_of_words(stored["tree"])]
             assert parsed.spans == [[expected]] and parsed.lengths == [leaves]
 
 

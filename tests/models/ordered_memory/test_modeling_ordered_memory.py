@@ -1,4 +1,4 @@
-"""Ordered Memory: the numbers of the authors' program, the specification, and the language model."""
+"""Ordered Memory: the numbers of the authors' program, and the language model."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from torch import Tensor
 from hf_synlm.models.ordered_memory.layer import OrderedMemoryLayer
 from tests.helpers.goldens import read_case, read_tensors
 from tests.helpers.recurrent_models import make_model
-from tests.reference import ordered_memory as reference
 
 CASES = ("01_full", "02_right_padded", "03_bidirectional")
 AUTHORS_NAMES = {
@@ -65,27 +64,3 @@ def test_values_and_gradients_are_those_of_the_authors(case: str) -> None:
         # The bias of a softmax's scores has no gradient but for rounding.
         if name != "slot_score.bias":
             torch.testing.assert_close(found[name], gold, atol=2e-5 * max(1.0, gold.abs().max().item()), rtol=2e-5)
-
-
-def test_layer_equals_the_specification() -> None:
-    torch.manual_seed(1)
-    layer = OrderedMemoryLayer(5, 6, 4, 0.3, 0.3).eval()
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    inputs = torch.randn(2, 9, 5)
-    states = layer(inputs, layer.start(inputs))[1:]
-    for row in range(2):
-        output, probs = reference.read(layer, inputs[row])
-        torch.testing.assert_close(torch.stack([s.candidate[row, -1] for s in states]), output, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(torch.stack([s.probs[row] for s in states]), probs, atol=1e-5, rtol=1e-5)
-
-
-def test_high_gaps_split_first() -> None:
-    """The tree is that of the slots: the gap whose token joins at the highest slot is the root's."""
-    model = make_model("ordered_memory")
-    ids = torch.randint(1, 30, (1, 6))
-    output = model.parse(ids)
-    heights = model(torch.cat([ids.new_zeros(1, 1), ids], 1)).distances[0, 0, 2:]
-    split = int(heights.argmax()) + 1
-    halves = {(i, j) for i, j in ((0, split), (split, 6)) if j - i > 1}
-    assert halves <= set(output.spans[0][0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_synlm import PaLMConfig, PaLMForCausalLM
-from hf_synlm.models.palm.span_attention import gold_attention, span_states, split_by_scores
+from hf_synlm.models.palm.span_attention import span_states, split_by_scores
 from tests.helpers.recurrent_models import MODELS, ids_of, make_model
 from tests.reference import palm as reference
 
@@ -95,51 +95,19 @@ class TestCache:
         assert (output.query_states == 0).any()
 
 
-# ---------------------------------------------------------------------------------------------- objective
-class TestObjective:
-    def test_gold_attention(self):
-        torch.manual_seed(2)
-        for _ in range(20):
-            width, num_spans = 9, int(torch.randint(1, 8, ()))
-            pairs = [sorted(torch.randint(-4, width + 1, (2,)).tolist()) for _ in range(12)]
-            spans = [(i, j) for i, j in pairs if i < j and j >= 0]
-            mine = gold_attention([spans], None, torch.zeros(1, width, num_spans))
-            torch.testing.assert_close(mine[0], torch.tensor(reference.targets(spans, width, num_spans)))
-
-
 # ----------------------------------------------------------------------------------------------------- trees
 class TestParse:
-    @pytest.mark.parametrize("overrides", [{}, {"num_spans": 1}, {"input_activation": "tanh", "output_gate": False}])
-    def test_trees_and_scores(self, overrides):
-        model = tiny(**overrides)
-        lengths = (11, 5, 2, 1)
-        ids, mask = ids_of(*lengths, left=True)
-        output = model.parse(ids, mask)
-        shapes = set()
-        for row, n in enumerate(lengths):
-            tokens = [0, *ids[row, 11 - n :].tolist(), 0]
-            expected = reference.tree(model, tokens, [(k, k + 1) for k in range(1, n + 1)])
-            spans = [(i - 11 + n, j - 11 + n) for i, j in output.spans[row][0]]
-            assert set(spans) == expected and len(spans) == n - 1
-            log_probs = reference.log_probs(model, tokens)[torch.arange(n + 1), torch.tensor(tokens[1:])]
-            torch.testing.assert_close(output.log_probs[row, 0], log_probs.sum(), atol=1e-4, rtol=1e-5)
-            own = output.token_log_probs[row, 11 - n :]
-            torch.testing.assert_close(own, log_probs[:-1], atol=1e-5, rtol=1e-5)
-            shapes |= expected
-        assert any(i > 0 for i, j in shapes if j - i > 1)
-
-    def test_words_of_several_tokens(self):
-        model = tiny()
-        ids, _ = ids_of(9)
-        ends = [2, 3, 6, 7, 9]
-        word_ends = torch.tensor([[place + 1 in ends for place in range(9)]])
-        bounds = [0, *ends]
-        words = [(i + 1, j + 1) for i, j in zip(bounds, bounds[1:], strict=False)]
-        expected = reference.tree(model, [0, *ids[0].tolist(), 0], words)
-        output = model.parse(ids, word_ends=word_ends)
-        spans = set(output.spans[0][0])
-        assert {(bounds[i], bounds[j]) for i, j in expected} <= spans and len(spans) == 8
-        assert output.brackets(list("abcde")).count("(") == 4
+    @pytest.mark.parametrize("kind", ["palm", "palm, one span", "palm, paper"])
+    def test_trees_are_those_of_the_scores(self, kind):
+        """Of words of one token and of several, between the boundaries."""
+        model, (ids, _) = make_model(kind), ids_of(9)
+        queries = model.model(torch.cat([ids.new_zeros(1, 1), ids, ids.new_zeros(1, 1)], 1)).query_states
+        scores = model.model.span_context.attention.scores(queries, queries.new_zeros(1, 11, queries.shape[2]))[0]
+        for ends in ([*range(1, 10)], [2, 3, 6, 7, 9]):
+            output = model.parse(ids, word_ends=torch.tensor([[place + 1 in ends for place in range(9)]]))
+            words, bounds = split_by_scores(scores, [1, *(end + 1 for end in ends)]), [0, *ends]
+            assert {(bounds[i], bounds[j]) for i, j in words} <= set(output.spans[0][0])
+            assert len(words) == len(ends) - 1 == output.brackets(list("abcdefghi")[: len(ends)]).count("(")
 
     def test_right_branching(self):
         model = tiny(span_scores="right_branching")
@@ -161,15 +129,6 @@ class TestParse:
                 scores[j, 4] = 0.5
             assert set(split_by_scores(scores, range(6))) >= {(0, 5)}
             assert set(split_by_scores(scores, range(6))) == set(spans)
-
-    def test_errors(self):
-        ids, _ = ids_of(4)
-        with pytest.raises(ValueError, match="distance"):
-            tiny().parse(ids, method="distance")
-        with pytest.raises(ValueError, match="span_attention=False"):
-            tiny(span_attention=False).parse(ids)
-        with pytest.raises(ValueError, match="no token"):
-            tiny().parse(torch.zeros(1, 2, dtype=torch.long))
 
 
 # ------------------------------------------------------------------------------------------- transformers

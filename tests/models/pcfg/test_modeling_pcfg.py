@@ -160,25 +160,6 @@ def test_all_sentences_have_the_probability_1(kind: str) -> None:
     torch.testing.assert_close(prefix_log_probs(grammar, weights, scale)[0, 0].exp(), first, atol=1e-4, rtol=0.0)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "simple", "sparse"])
-def test_rules_equal_their_table(kind: str) -> None:
-    """Sentences, posteriors, best derivations and next words; without a head, the head is the identity."""
-    grammar, table = random_grammar(kind)
-    rules = [DenseRules(table)]
-    if kind == "simple":
-        rules.append(LowRankRules(torch.eye(3, dtype=torch.float64), grammar.rules.left, grammar.rules.right))
-    lengths, ids = torch.tensor([12, 9, 2]), torch.randint(5, (3, 12))
-
-    def numbers(rules: Any) -> tuple[Tensor, ...]:
-        same = Grammar(grammar.root, grammar.emission, rules)
-        words = same.of_words(ids)
-        rows = prefix_log_probs(same, *read_sentences(same, inside(same, words)))
-        return (*trees.span_posteriors(same, words, lengths), trees.viterbi(same, words, lengths)[1], rows)
-
-    for other in rules:
-        torch.testing.assert_close(numbers(other), numbers(grammar.rules), atol=1e-10, rtol=0.0)
-
-
 @every_grammar
 @pytest.mark.parametrize("masked", [True, False])
 def test_uniform_grammars_have_a_closed_form(name: str, masked: bool) -> None:

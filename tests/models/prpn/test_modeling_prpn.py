@@ -10,7 +10,6 @@ from hf_synlm.models.prpn import reader as prpn_reader
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.modeling_prpn import PRPNForCausalLM
 from hf_synlm.models.prpn.reader import ReadingLayer
-from hf_synlm.recurrent.distances import distances_to_spans, ranking_loss
 from hf_synlm.recurrent.layers import keep_mask
 from tests.helpers.recurrent_models import MODELS, gradients, ids_of, make_model
 from tests.reference.prpn import prpn
@@ -128,83 +127,7 @@ class TestForward:
 
 
 # ------------------------------------------------------------------------------------------------------- PRPN-SYD
-class TestSupervision:
-    def test_loss(self):
-        model = make_model(
-            "prpn, syd", language_model_weight=0.5, syntactic_distance_weight=2.0, syntactic_distance_scale=3.0
-        )
-        ids, mask = ids_of(8, 5)
-        gold = torch.randint(0, 4, ids.shape).float()
-        gold[0, 0] = torch.nan
-        output = model(ids, attention_mask=mask, labels=ids, distances=gold)
-        predicted = model(ids, attention_mask=mask).syd_distances[:, 0]
-        expected = ranking_loss(3 * predicted, gold.masked_fill(mask == 0, torch.nan), margin=1.0)
-        torch.testing.assert_close(output.losses["syntactic_distance"], expected)
-        torch.testing.assert_close(output.loss, 0.5 * output.losses["language_model"] + 2 * expected)
-        grads = gradients(model, output.loss)
-        # A constant in all distances changes no difference, so that biases may have gradients of 0.
-        assert all(grads[f"model.parser.supervised_head.{layer}.weight"].any() for layer in (0, 2))
-
-    def test_sentences_of_a_stream_are_compared_by_themselves(self):
-        ids, _ = ids_of(9)
-        ids[0, [3, 6]] = 0  # the end of a sentence
-        gold = torch.tensor([[2.0, 1, 3, 9, 5, 1, 8, 2, 7]])
-        model = make_model("prpn, syd", syntactic_distance_reduction="sum")
-        loss = model(ids, labels=ids, distances=gold).losses["syntactic_distance"]
-        predicted = model(ids).syd_distances
-        parts = [
-            ranking_loss(predicted[0, :, part], gold[:, part], margin=1.0, reduction="sum")
-            for part in (slice(0, 4), slice(4, 7), slice(7, 9))
-        ]
-        torch.testing.assert_close(loss, sum(parts))
-
-    @pytest.mark.parametrize(
-        ("kind", "options", "message"),
-        [
-            ("prpn", {"labels": True}, "parsing_network='recurrent'"),
-            ("prpn, syd", {"labels": True, "width": 3}, "Align"),
-        ],
-    )
-    def test_bad_distances_are_named(self, kind, options, message):
-        ids, _ = ids_of(4)
-        gold = torch.ones(1, options.get("width", 4))
-        with pytest.raises(ValueError, match=message):
-            make_model(kind)(ids, labels=ids if "labels" in options else None, distances=gold)
-
-
 # ------------------------------------------------------------------------------------------------ trees and texts
-class TestParse:
-    @pytest.mark.parametrize("kind", ["prpn", "prpn, syd"])
-    @pytest.mark.parametrize("decoder", ["unbiased", "biased"])
-    def test_trees_are_those_of_the_distances(self, kind, decoder):
-        model = make_model(kind)
-        ids, mask = ids_of(7, 3, 1, left=True)
-        choices = {"language_model": "distances"} | ({"supervised": "syd_distances"} if kind == "prpn, syd" else {})
-        for distances, name in choices.items():
-            parsed = model.parse(ids, mask, decoder=decoder, distances=distances)
-            for row, tokens in enumerate(rows_of(ids, mask)):
-                framed = torch.tensor([[0, *tokens, 0]])
-                values = model(framed)[name][0, 0, 1:-1].tolist()
-                shift = 7 - len(tokens)
-                expected = [(i + shift, j + shift) for i, j in distances_to_spans(values, decoder)]
-                assert parsed.spans[row] == [expected]
-                scores = model(framed).logits[0, :-1].gather(1, framed[0, 1:, None])[:, 0]
-                torch.testing.assert_close(parsed.token_log_probs[row, shift:], scores[:-1])
-                torch.testing.assert_close(parsed.log_probs[row, 0], scores.sum())
-        default = model.parse(ids, mask, decoder=decoder)
-        chosen = model.parse(ids, mask, decoder=decoder, distances=list(choices)[-1])
-        assert default.spans == chosen.spans
-
-    def test_bad_options_are_named(self):
-        ids, _ = ids_of(4)
-        for options, message in (
-            ({"method": "search"}, "method 'search'"),
-            ({"distances": "supervised"}, "no supervised distances"),
-        ):
-            with pytest.raises(ValueError, match=message):
-                tiny().parse(ids, **options)
-
-
 # ------------------------------------------------------------------------------------------------------ the model
 class TestModel:
     def test_fresh_parameters(self):

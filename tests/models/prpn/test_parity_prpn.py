@@ -9,6 +9,7 @@ from hf_synlm.models.prpn.parser import FAR
 from hf_synlm.recurrent.cache import RecurrentCache
 from hf_synlm.recurrent.distances import distances_to_spans
 from tests.helpers.goldens import cases_of, read_case
+from tests.reference.trees import spans_of_words
 
 CASES = cases_of("prpn")
 STREAMS = [case for case in CASES if case.startswith("lm_")]
@@ -200,18 +201,7 @@ def test_trees_of_streams(case):
     _, io, meta = files(case)
     (trees,) = (value for key, value in meta["trees"].items() if key.startswith("biased"))
     for row, tree in enumerate(trees):
-        distances = io["seg1.distance"][row].tolist()
-
-        def spans_of(node, start=0):
-            if isinstance(node, str):
-                return start + 1, []
-            end, spans = start, []
-            for child in node:
-                end, inner = spans_of(child, end)
-                spans += inner
-            return end, [*spans, (start, end)]
-
-        assert distances_to_spans(distances, "biased") == spans_of(tree)[1]
+        assert distances_to_spans(io["seg1.distance"][row].tolist(), "biased") == spans_of_words(tree)
 
 
 class TestConversion:

@@ -98,29 +98,30 @@ def test_scores_are_joint_given_the_prompt(system: str, composition: str, option
     assert any(ended)
 
 
+def one_more(grammar: Grammar) -> dict[tuple[int, tuple[int, ...]], float]:
+    """log p(next word or the end, actions up to it | a prompt of one word), of words 1, 2 and 3."""
+    prefixes, found = grammar.prefixes(1), {}
+    marginal = log_sum_exp([score for score, _ in prefixes])
+    for score, actions in grammar.weighted(prefixes, EITHER):
+        for action, value in grammar.action_log_probs(actions, EITHER).items():
+            if grammar.ends(actions, action):
+                found[EOS, (*actions, action)] = score + value - marginal
+            elif action == SHIFT:
+                words = grammar.word_log_probs(actions).tolist()
+                found |= {(word, (*actions, SHIFT)): score + value + words[word] - marginal for word in (1, 2, 3)}
+    return found
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_wide_beam_finds_the_best_sentences(system: str) -> None:
     """One more word or none: a very wide beam equals the enumeration of all words and derivations."""
     model = exact_model(system, vocab_size=4, nonterminals=["S"])
     prompt = [3]
-    grammar = Grammar(model, prompt)
-    prefixes = grammar.prefixes(1)
-    marginal = log_sum_exp([score for score, _ in prefixes])
-    best: dict[tuple[int, ...], float] = {}
-    states = grammar.weighted(prefixes, EITHER)
-    for score, actions in states:
-        for action, value in grammar.action_log_probs(actions, EITHER).items():
-            if grammar.ends(actions, action):
-                best[(3, EOS)] = max(best.get((3, EOS), -math.inf), score + value - marginal)
+    found_states = one_more(Grammar(model, prompt))
+    best = {(3, EOS): max(score for (word, _), score in found_states.items() if word == EOS)}
     for word in (1, 2, 3):
-        longer = Grammar(model, [3, word])
-        starts = [
-            (score + value + float(grammar.word_log_probs(actions)[word]), (*actions, SHIFT))
-            for score, actions in states
-            for action, value in grammar.action_log_probs(actions, EITHER).items()
-            if action == SHIFT
-        ]
-        best[(3, word)] = longer.derivations(starts)[0][0] - marginal
+        starts = [(score, actions) for (read, actions), score in found_states.items() if read == word]
+        best[3, word] = Grammar(model, [3, word]).derivations(starts)[0][0]
     common = {"num_beams": 600, "num_return_sequences": 600, "max_new_tokens": 1}
     output = generate(model, [prompt], eos_token_id=EOS, length_penalty=0.0, **common)
     found: dict[tuple[int, ...], float] = {}
@@ -163,18 +164,7 @@ def test_sampling_follows_the_exact_marginal(system: str, eos: int | None) -> No
 def test_sampled_sentences_follow_the_model(system: str) -> None:
     """Texts of one word or none more and their trees are distributed as the model says, and scored so."""
     model = exact_model(system, nonterminals=["S"], vocab_size=4, max_open_nonterminals=2)
-    grammar = Grammar(model, [3])
-    prefixes = grammar.prefixes(1)
-    marginal = log_sum_exp([score for score, _ in prefixes])
-    weights: dict[tuple[int, tuple[int, ...]], float] = {}
-    for score, actions in grammar.weighted(prefixes, EITHER):
-        for action, value in grammar.action_log_probs(actions, EITHER).items():
-            if grammar.ends(actions, action):
-                weights[EOS, (*actions, action)] = score + value - marginal
-            elif action == SHIFT:
-                for word in (1, 2, 3):
-                    value_word = float(grammar.word_log_probs(actions)[word])
-                    weights[word, (*actions, SHIFT)] = score + value + value_word - marginal
+    weights = one_more(Grammar(model, [3]))
     assert math.exp(log_sum_exp(list(weights.values()))) == pytest.approx(1.0, abs=1e-5)
     output = generate(
         model, [[3]], do_sample=True, top_k=0, num_return_sequences=3000, max_new_tokens=1, eos_token_id=EOS,

@@ -134,24 +134,6 @@ def test_a_search_in_half_precision_keeps_its_digits():
     assert torch.cat(errors).abs().mean() < 1e-3
 
 
-@pytest.mark.parametrize(("system", "composition"), SYSTEMS)
-def test_trees_of_one_text_share_their_beginnings(system, composition):
-    """The same numbers as one by one; each distinct beginning is pushed once."""
-    model = tiny(transition_system=system, composition=composition)
-    words, word_ends = torch.tensor([[5, 7, 3, 9, 4]]), torch.tensor([[1, 0, 1, 1, 1]])
-    found = model.parse(words, word_ends=word_ends, num_beams=30, action_beam_size=60, num_return_sequences=30)
-    actions = found.actions[0][(found.actions[0] != 0).any(1)]
-    ids, ends = words.expand(len(actions), -1), word_ends.expand(len(actions), -1)
-    together = model.joint_log_probs(ids, actions=actions, word_ends=ends)
-    apart = model(ids, actions=actions, word_ends=ends).joint_log_prob
-    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    plans = [model.model.make_plan(actions, mask, ends, shared=shared) for shared in (True, False)]
-    rows = [[action for action in row if action] for row in actions.tolist()]
-    beginnings = {tuple(row[:end]) for row in rows for end in range(len(row))}
-    assert sum(plans[0].sizes) == len(beginnings) < sum(plans[1].sizes)
-
-
 @pytest.mark.parametrize("shape", ["right", "left", "unary"])
 @pytest.mark.parametrize(("system", "composition"), SYSTEMS)
 def test_deep_trees(system, composition, shape):
@@ -264,18 +246,6 @@ def test_small_integers_are_token_ids(dtype):
         values = batch(pieces=pieces)
         expected = model(**values).joint_log_prob
         assert torch.equal(model(**{**values, "input_ids": values["input_ids"].to(dtype)}).joint_log_prob, expected)
-
-
-@pytest.mark.slow
-def test_compiled_training_is_the_same():
-    for composition in ("lstm", "attention"):
-        model, values = tiny(composition=composition), batch()
-        model(**values).loss.backward()
-        expected = [p.grad.clone() for p in model.parameters()]
-        model.zero_grad()
-        torch.compile(model, backend="eager")(**values).loss.backward()
-        for parameter, gradient in zip(model.parameters(), expected, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient)
 
 
 # --------------------------------------------------------------------------------------------------------- bad input

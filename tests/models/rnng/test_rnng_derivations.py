@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from hf_synlm import RNNGConfig, RNNGForCausalLM
+from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.models.rnng.forest_lstm import forest_lstm
 from hf_synlm.models.rnng.plan import make_plan
 from hf_synlm.trees.transitions import TransitionSystem
+from tests.helpers.search_models import padded
 from tests.reference.rnng import (
     naive_derivation,
-    naive_forest_lstm,
     naive_log_prob,
     over_pieces,
-    random_binary_tree,
     random_labeled_tree,
     random_word_ends,
 )
@@ -41,28 +41,21 @@ def draw(system, lengths, pieces=False, seed=0):
     rows = []
     for length in lengths:
         ends = random_word_ends(generator, length) if pieces else [True] * length
-        tree = random_binary_tree if system == "binary" else random_labeled_tree
-        spans = over_pieces(tree(generator, length, NUM_LABELS), ends)
+        if system == "binary":
+            spans = [(generator.randrange(NUM_LABELS), i, j) for i, j in random_tree(length, generator)]
+        else:
+            spans = random_labeled_tree(generator, length, NUM_LABELS)
+        spans = over_pieces(spans, ends)
         tokens = [generator.randrange(1, VOCAB_SIZE) for _ in ends]
         rows.append((tokens, transition.spans_to_actions(spans, len(ends), ends), ends))
     return rows
 
 
-def padded(values, left=False):
-    width = max(map(len, values))
-    rows = [[0] * (width - len(v)) * left + list(v) + [0] * (width - len(v)) * (not left) for v in values]
-    return torch.tensor(rows)
-
-
 def batch_of(rows, left=False):
     tokens, actions, ends = zip(*rows, strict=True)
-    ids = padded(tokens, left)
-    return {
-        "input_ids": ids,
-        "attention_mask": (ids != 0).long(),
-        "actions": padded(actions),
-        "word_ends": padded(ends, left).bool(),
-    }
+    ids, mask = padded(tokens, left, fill=0)
+    ends = padded(ends, left, fill=0)[0].bool()
+    return {"input_ids": ids, "attention_mask": mask, "actions": padded(actions, False, fill=0)[0], "word_ends": ends}
 
 
 @pytest.mark.parametrize("pieces", [False, True])
@@ -132,42 +125,13 @@ def test_dropout_between_layers_leaves_the_recurrent_state(composition, monkeypa
 
 
 # ------------------------------------------------------------------------------------------------------ forest LSTM
-def random_forest(sizes, generator):
-    """Parents within the level above, and over all steps."""
-    local = [torch.tensor([generator.randrange(above) for _ in range(size)]) for above, size in zip(sizes, sizes[1:])]  # noqa: B905
-    first = [sum(sizes[:level]) for level in range(len(sizes))]
-    whole = [-1] * sizes[0]
-    for level, parents in enumerate(local):
-        whole += [first[level] + parent for parent in parents.tolist()]
-    return local, whole
-
-
-@pytest.mark.parametrize("sizes", [[1], [3], [2, 5, 1, 4], [1, 1, 1, 1, 1, 1]])
-def test_forest_lstm_is_a_loop_over_steps(sizes):
-    size, directions = 3, 2
-    local, whole = random_forest(sizes, random.Random(1))
-    gates = torch.randn(directions, sum(sizes), 4 * size, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(directions, 4 * size, size, dtype=torch.float64, requires_grad=True)
-    hidden, cells = forest_lstm(gates, weight, sizes, local)
-    assert not cells.requires_grad
-    naive = [naive_forest_lstm(gates[d], whole, weight[d], size) for d in range(directions)]
-    expected = torch.stack([torch.stack(states) for states, _ in naive])
-    torch.testing.assert_close(hidden, expected, **TIGHT)
-    torch.testing.assert_close(cells, torch.stack([torch.stack(states) for _, states in naive]), **TIGHT)
-    upstream = torch.randn_like(hidden)
-    mine = torch.autograd.grad(hidden, [gates, weight], upstream)
-    theirs = torch.autograd.grad(expected, [gates, weight], upstream, allow_unused=True)
-    torch.testing.assert_close(mine[0], theirs[0], **TIGHT)
-    torch.testing.assert_close(mine[1], torch.zeros_like(weight) if theirs[1] is None else theirs[1], **TIGHT)
-
-
 @pytest.mark.parametrize("directions", [1, 2])
 def test_compiled_levels_are_the_same_and_new_batches_need_no_graphs(directions):
     graphs, counts, size = [], [], 3
     options = {"backend": lambda graph, inputs: graphs.append(graph) or graph}
     for rows in (2, 3, 4, 5):
         sizes = [4 * rows, 3 * rows, 2 * rows, rows]
-        parents = [None] * 3 if directions == 2 else random_forest(sizes, random.Random(rows))[0]
+        parents = [None if directions == 2 else torch.randint(sizes[k], (sizes[k + 1],)) for k in range(3)]
         gates = torch.randn(directions, sum(sizes), 4 * size, requires_grad=True)
         weight = torch.randn(directions, 4 * size, size, requires_grad=True)
         upstream, found = torch.randn(directions, sum(sizes), size), []

@@ -26,12 +26,14 @@ def parse(model: RNNGForCausalLM, ids: list[int] | torch.Tensor, width: int | No
 
 
 # --------------------------------------------------------------------------------------------------------- enumeration
-def check_exact(model: RNNGForCausalLM, tokens: list[int], normalization: str, ends: list[bool] | None = None) -> None:
+def check_exact(
+    model: Any, tokens: list[int], normalization: str, ends: list[bool] | None = None, width: int = WIDE
+) -> None:
     """n-best list, prefix marginals and next-word distributions with beams that hold everything."""
     grammar = Grammar(model, tokens, ends, normalization)
     prefixes = [grammar.prefixes(count) for count in range(len(tokens) + 1)]
     options = {} if ends is None else {"word_ends": torch.tensor([ends])}
-    output = parse(model, tokens, WIDE, normalization=normalization, stepwise=True, **options)
+    output = parse(model, tokens, width, normalization=normalization, stepwise=True, **options)
     exact = grammar.with_ends(grammar.derivations(prefixes[-1]))
     assert_same(hypotheses(output), exact)
     assert output.text_log_probs.item() == pytest.approx(log_sum_exp([score for score, _ in exact]), abs=1e-4)
@@ -41,7 +43,7 @@ def check_exact(model: RNNGForCausalLM, tokens: list[int], normalization: str, e
     stepwise = expected[:-1].gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
     assert torch.allclose(output.stepwise_log_probs[0], stepwise, atol=1e-4)
     wide = copy.deepcopy(model)
-    wide.config.scoring_num_beams = wide.config.action_beam_size = WIDE
+    wide.config.scoring_num_beams = wide.config.action_beam_size = width
     wide.config.normalization = normalization
     logits = wide(torch.tensor([tokens]), **options).logits[0]
     assert torch.allclose(logits.exp(), expected[1:].exp(), atol=1e-5)

@@ -4,6 +4,7 @@ import json
 import shutil
 from functools import cache
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ from hf_synlm.training.tasks.span_batches import (
     encode_spans,
     tokenizer_of_treebanks,
 )
+from tests.helpers.search_models import padded
 
 CARDS = Path(__file__).resolve().parents[3] / "model_cards"
 LABELS, TAGS = ["NP", "S", "S VP"], ["N", "V"]
@@ -45,21 +47,8 @@ LABELS, TAGS = ["NP", "S", "S VP"], ["N", "V"]
 def encoder(tmp_path_factory) -> Path:
     """A folder with a tiny encoder and its tokenizer of pieces."""
     folder = tmp_path_factory.mktemp("encoder")
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "(",
-        ")",
-        ".",
-        '"',
-        "not",
-        "##s",
-        "##ing",
-        *"abcdefghijklmnopqrstuvwxyz",
-    ]
-    pieces += [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    pieces = '[PAD] [UNK] [CLS] [SEP] ( ) . " not ##s ##ing'.split()
+    pieces += [*ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
     backend = Tokenizer(models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]"))
     backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
@@ -103,11 +92,9 @@ def test_the_best_tree_is_that_of_brute_force():
 def batch_of(parser, encoder, *sentences: str) -> dict[str, torch.Tensor]:
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     codes = [encode_words(tokenizer, sentence.split()) for sentence in sentences]
-    width = max(len(ids) for ids, _ in codes)
-    rows = [ids + [0] * (width - len(ids)) for ids, _ in codes]
-    ends = [row + [False] * (width - len(row)) for _, row in codes]
-    ids = torch.tensor(rows)
-    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "word_ends": torch.tensor(ends)}
+    ids, mask = padded([ids for ids, _ in codes], left=False, fill=0)
+    ends = padded([ends for _, ends in codes], left=False, fill=0)[0].bool()
+    return {"input_ids": ids, "attention_mask": mask, "word_ends": ends}
 
 
 @torch.no_grad()
@@ -195,6 +182,12 @@ def trained(request, encoder, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def named(trained, encoder) -> list[str]:
+    """The folder, with the encoder of an adapter, as commands take it."""
+    return [str(trained), *(["--backbone", str(encoder)] if (trained / "model" / "adapter").is_dir() else [])]
+
+
 def test_training_saves_what_parses(trained, encoder):
     results = json.loads((trained / "all_results.json").read_text())
     first, *_, last = (evaluation["losses"]["labeled_f1"] for evaluation in results["evaluations"])
@@ -212,11 +205,10 @@ def test_training_saves_what_parses(trained, encoder):
     assert set(parsed.tags[0]) <= set(config.tags) and len(parsed.tags[0]) == 3
 
 
-def test_silver_trees_with_their_confidence(trained, encoder, tmp_path, capsys):
+def test_silver_trees_with_their_confidence(named, tmp_path, capsys):
     text, out = tmp_path / "text.txt", tmp_path / "silver.mrg"
     text.write_text("We agree (now).\nIt is late.\nWe agree (now).\nno\n", encoding="utf-8")
-    backbone = ["--backbone", str(encoder)] if (trained / "model" / "adapter").is_dir() else []
-    command = ["silver", str(text), "--parser", str(trained), *backbone, "--batch-size", "2"]
+    command = ["silver", str(text), "--parser", *named, "--batch-size", "2"]
     assert main([*command, "--out", str(out)]) == 0
     table = [row.split() for row in Path(f"{out}.confidence.tsv").read_text().splitlines()]
     assert table[0] == ["words", "confidence"] and [row[0] for row in table[1:]] == ["6", "4", "6", "1"]
@@ -233,11 +225,10 @@ def test_silver_trees_with_their_confidence(trained, encoder, tmp_path, capsys):
     assert facts["trees"] == 2 and facts["left_out"] == {"not read": 2, "less sure": 0}
 
 
-def test_silver_trees_of_a_stopped_run_are_kept(trained, encoder, tmp_path, monkeypatch):
+def test_silver_trees_of_a_stopped_run_are_kept(named, tmp_path, monkeypatch):
     text, out = tmp_path / "text.txt", tmp_path / "silver.mrg"
     text.write_text("We agree now.\nIt is\nno\n", encoding="utf-8")
-    backbone = ["--backbone", str(encoder)] if (trained / "model" / "adapter").is_dir() else []
-    command = ["silver", str(text), "--parser", str(trained), *backbone, "--batch-size", "1", "--out", str(out)]
+    command = ["silver", str(text), "--parser", *named, "--batch-size", "1", "--out", str(out)]
     parse, calls = SpanParserForTokenClassification.parse, []
 
     def stopped(self, *arguments, **options):
@@ -263,18 +254,17 @@ def test_silver_refuses_options_of_the_other_parser(tmp_path, capsys):
     assert "gives no tags. Name a span parser" in capsys.readouterr().err
 
 
-def test_parse_and_evaluate_as_other_models(trained, encoder, tmp_path, capsys):
+def test_parse_and_evaluate_as_other_models(named, tmp_path, capsys):
     """The JSON of `parse` has tags; punctuation is told by the gold tags."""
     (tmp_path / "in.txt").write_text("We agree .\n", encoding="utf-8")
-    backbone = ["--backbone", str(encoder)] if (trained / "model" / "adapter").is_dir() else []
-    assert main(["parse", str(tmp_path / "in.txt"), "--model", str(trained), *backbone, "--format", "json"]) == 0
+    assert main(["parse", str(tmp_path / "in.txt"), "--model", *named, "--format", "json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     parsed = ParsedSentence.from_dict(json.loads(line))
     assert parsed.words == ("We", "agree", ".") and len(parsed.tags) == 3 and parsed.tree().log_prob < 0
     bank, out = tmp_path / "gold.mrg", tmp_path / "f1.json"
     bank.write_text("(S (NP (PRP We)) (VP (VBP agree)) (. .))\n", encoding="utf-8")
     command = ["evaluate", "parsing", "--treebank", str(bank), "--convention", "evalb", "--out", str(out)]
-    assert main([*command, "--model", str(trained), *backbone]) == 0
+    assert main([*command, "--model", *named]) == 0
     result = json.loads(out.read_text())
     assert 0 <= result["scores"]["f1"] <= 100 and result["options"]["punctuation"] == "left out as the parameters say"
 

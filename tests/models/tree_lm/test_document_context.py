@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.helpers.search_models import padded
 from tests.models.tree_lm.test_modeling_tree_lm import TOLERANCE, tiny
 
 CONTEXT, TEXT = [5, 6, 7, 3], [4, 8, 9]
@@ -10,12 +11,8 @@ CONTEXT, TEXT = [5, 6, 7, 3], [4, 8, 9]
 
 def parse(model, rows, **options):
     """Token log-probabilities of the texts of rows (context, text), padded on the right."""
-    width = max(len(context) + len(text) for context, text in rows)
-    ids, numbers, mask = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(3))
-    for row, (context, text) in enumerate(rows):
-        ids[row, : len(context) + len(text)] = torch.tensor([*context, *text])
-        numbers[row, : len(context)] = 1
-        mask[row, : len(context) + len(text)] = 1
+    ids, mask = padded([[*context, *text] for context, text in rows], left=False, fill=0)
+    numbers, _ = padded([[1] * len(context) + [0] * len(text) for context, text in rows], left=False, fill=0)
     found = model.parse(ids, mask, context_sentence_ids=numbers, num_beams=50, action_beam_size=50, **options)
     return [found.token_log_probs[row, len(c) : len(c) + len(t)] for row, (c, t) in enumerate(rows)], found
 

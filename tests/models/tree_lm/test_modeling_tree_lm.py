@@ -26,7 +26,7 @@ from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.garbage import tensors_in_cycles
 from tests.helpers.goldens import cases_of, read_meta, read_tensors
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
-from tests.reference.rnng_search import Grammar, log_sum_exp
+from tests.models.rnng.test_rnng_fast_track import check_exact
 from tests.reference.tree_lm import log_probs, positions
 
 TINY = {
@@ -270,24 +270,7 @@ def test_the_walk_with_a_stack(structure):
 def test_search_is_the_sum_over_all_derivations(structure, normalization):
     limits = {"max_open_nonterminals": 3, "max_consecutive_nonterminals": 2, "nonterminals": ["A", "B"]}
     model = tiny(structure_attention=structure, vocab_size=6, normalization=normalization, **limits)
-    words = [3, 5, 2, 4] if structure == "binary" else [3, 5]
-    grammar = Grammar(model, words, normalization=normalization)
-    ids = torch.tensor([words])
-    wide = {"num_beams": 600, "action_beam_size": 600}
-    output = model.parse(ids, **wide, num_return_sequences=600)
-    exact = grammar.with_ends(grammar.derivations())
-    found = output.log_probs[0][output.log_probs[0].isfinite()]
-    torch.testing.assert_close(found, torch.tensor([score for score, _ in exact]), rtol=1e-4, atol=1e-4)
-    assert tuple(a for a in output.actions[0, 0].tolist() if a) == exact[0][1]
-    prefixes = [grammar.prefixes(count + 1) for count in range(len(words))]
-    marginals = [log_sum_exp([score for score, _ in states]) for states in prefixes]
-    assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
-    assert float(output.text_log_probs) == pytest.approx(log_sum_exp([score for score, _ in exact]), abs=1e-4)
-    model.config.scoring_num_beams = model.config.action_beam_size = 600
-    logits = model(ids).logits[0]
-    torch.testing.assert_close(logits.logsumexp(1), torch.zeros(len(words)), rtol=0, atol=1e-5)
-    for found, states in zip(logits.double(), prefixes, strict=True):
-        torch.testing.assert_close(found, grammar.next_word(states), rtol=1e-4, atol=1e-4)
+    check_exact(model, [3, 5, 2, 4] if structure == "binary" else [3, 5], normalization, width=600)
 
 
 # ------------------------------------------------------------------------------------------------------ the contract
@@ -320,41 +303,10 @@ def test_bad_derivations_are_named(structure, actions, message):
         tiny(structure_attention=structure)(torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
 
 
-def test_trees_of_one_text_share_their_beginnings(structure, monkeypatch):
-    """The same numbers as one by one; the layers see each distinct beginning once."""
-    model = tiny(structure_attention=structure)
-    words = torch.tensor([[5, 7, 3, 9, 4]])
-    found = model.parse(words, num_beams=30, action_beam_size=60, num_return_sequences=30)
-    actions = found.actions[0][(found.actions[0] != 0).any(1)].repeat(2, 1)  # so that half of the beginnings are equal
-    ids = words.expand(len(actions), -1)
-    sizes, decode = [], model.model.decode
-    monkeypatch.setattr(model.model, "decode", lambda x, *a, **o: sizes.append(x.shape[:2]) or decode(x, *a, **o))
-    together = model.joint_log_probs(ids, actions=actions)
-    apart = model(ids, actions=actions).joint_log_prob
-    torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
-    ((one, shared), (rows, length)) = sizes
-    plan = model.model.lay_out(ids, actions, torch.ones_like(ids, dtype=torch.bool), None)
-    prefixes = {
-        tuple(tokens[: place + 1])
-        for tokens, last in zip(plan.tokens.tolist(), plan.last[:, -1].tolist(), strict=True)
-        for place in range(last + 1)
-    }
-    assert one == 1 and shared == len(prefixes) < rows * length
-
-
 def test_pieces_of_a_word_are_one_element():
     """In the search as in given derivations: all trees over three words, the second of two pieces."""
     model = tiny(structure_attention="binary", nonterminals=["A", "B"], subwords=True)
-    ids, ends = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[True, False, True, True]])
-    wide = {"num_beams": 50, "action_beam_size": 50, "num_return_sequences": 50}
-    output = model.parse(ids, word_ends=ends, normalization="train", **wide)
-    exact = Grammar(model, ids[0].tolist(), ends[0].tolist(), normalization="train").derivations()
-    found = output.log_probs[0][output.log_probs[0].isfinite()]
-    assert len(exact) == 2 * 4
-    torch.testing.assert_close(found, torch.tensor([score for score, _ in exact]), rtol=1e-4, atol=1e-4)
-    assert set(output.spans[0][0]) <= {(0, 4), (0, 3), (1, 4)}
-    scored = model(ids, actions=output.actions[0][:1], word_ends=ends)
-    torch.testing.assert_close(scored.joint_log_prob, found[:1])
+    check_exact(model, [5, 6, 7, 8], "train", [True, False, True, True], width=50)
 
 
 def test_trees_of_the_treebank_come_back():

@@ -124,17 +124,6 @@ def test_pieces_of_words_change_no_probability(ends: list[bool]) -> None:
     torch.testing.assert_close(found.log_probs[0, : len(trees)], joint, atol=1e-5, rtol=0)
 
 
-def test_padding_and_begin_token_are_no_words() -> None:
-    model = tiny(bos_token_id=1)
-    model.lm_head.bias.data[:2] = 4.0
-    for options in ({}, {"structure_mode": "marginal"}, {"do_sample": False, "num_beams": 3}):
-        drawn = model.generate(
-            torch.tensor([[3]] * 20), **{"do_sample": True, "max_new_tokens": 5, "eos_token_id": None, **options}
-        )
-        words = drawn[(drawn == model.config.eos_token_id).cumsum(1) == 0]
-        assert len(words) > 20 and words.min() > 1
-
-
 def test_the_end_token_is_the_right_part_of_the_whole_tree() -> None:
     """In the sum over trees, in next words, and in the scores of texts that `generate` ends."""
     model, words, end = tiny(), torch.tensor([[3, 4, 3, 7]]), 2
