@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from hf_synlm.data.brackets import brackets_to_spans, unescape_word
+from hf_synlm.data.brackets import brackets_to_labeled_spans, brackets_to_spans, unescape_word
 from hf_synlm.data.dependencies import has_content, is_conllu
 from hf_synlm.data.text import PathLike, errors_at, read_lines_beside
 from hf_synlm.data.treebank import (
@@ -23,7 +23,6 @@ from hf_synlm.data.treebank import (
     UNIVERSAL_WORD_TAGS,
     WORD_TAGS,
     TreebankSentence,
-    brackets_to_labeled_spans,
     parse_treebank,
     read_dependency_trees,
 )
@@ -255,35 +254,10 @@ def _spans_over_words(
     spans: Sequence[Span], labels: Sequence[str] | None, word_ends: Sequence[int], offset: int
 ) -> tuple[Span, ...]:
     """Turn spans over the token positions of a row into spans over words; without labels, spans inside words vanish."""
-    if labels is not None:
-        return tuple(word_brackets(spans, labels, word_ends, offset))
     last = {end - offset - 1 for end in word_ends}
     shifted = [(i - offset, j - offset) for i, j in spans]
-    return tuple(fold_tokens(shifted, [position in last for position in range(word_ends[-1] - offset)]))
-
-
-def word_brackets(
-    spans: Sequence[Span], labels: Sequence[str], word_ends: Sequence[int], offset: int = 0
-) -> list[Span]:
-    """Turn spans over word pieces into spans over words.
-
-    Args:
-        spans: half-open token spans of one tree, as in `ParseOutput.spans[sentence][hypothesis]`.
-        labels: one label per span.
-        word_ends: the end (exclusive token position) of each word, as in `ParseOutput.word_ends[sentence]`.
-        offset: token position at which the first word begins, as in `ParseOutput.offsets[sentence]`.
-
-    Returns:
-        The spans in words, aligned with `labels`; a constituent over one word keeps its width of 1.
-
-    Raises:
-        ValueError: a span begins or ends inside a word, or labels and spans do not fit.
-    """
-    boundary = {position: word for word, position in enumerate((offset, *word_ends))}
-    for label, (i, j) in zip(labels, spans, strict=True):
-        if i not in boundary or j not in boundary:
-            raise ValueError(f"{label} ({i}, {j}) begins or ends inside a word: words end at {list(word_ends)}")
-    return [(boundary[i], boundary[j]) for i, j in spans]
+    is_last = [position in last for position in range(word_ends[-1] - offset)]
+    return tuple(fold_tokens(shifted, is_last, keep_words=labels is not None))
 
 
 def as_treebank_sentence(parsed: ParsedSentence, source: str) -> TreebankSentence:

@@ -134,9 +134,9 @@ class TransitionSystem:
 
         `labeled_spans` are (label id, i, j) of every constituent, the whole sentence included, in any order but for
         unary chains, which stand from the bottom to the top; width 1 is allowed. In-order also takes a sentence of one
-        token without any constituent. Binary takes what `binary_constituents` gives. A tree that is not like that, or cuts a
-        word, raises ValueError. The result has n SHIFT, one NT and one REDUCE per constituent, and FINISH at the end
-        for in-order; n SHIFT, one label per constituent, and FINISH for binary.
+        token without any constituent. Binary takes what `binary_constituents` gives. A tree that is not like that, or
+        cuts a word, raises ValueError. The result has n SHIFT, one NT and one REDUCE per constituent, and FINISH at the
+        end for in-order; n SHIFT, one label per constituent, and FINISH for binary.
         """
         spans = [(start, end) for _, start, end in labeled_spans]
         validate_spans(spans, num_tokens, min_width=1, allow_duplicates=True)
