@@ -17,7 +17,6 @@ from hf_synlm.conversion.rename import (
     fill_model,
     flat_options,
     rename_state_dict,
-    require,
 )
 from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.models.on_lstm.modeling_on_lstm import ONLSTMForCausalLM
@@ -64,11 +63,6 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
 
 def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> ONLSTMConfig:
     """Configuration of a renamed checkpoint; for the options see `convert_on_lstm`."""
-    needed = ("model.embed_tokens.weight", "lm_head.weight", "lm_head.bias", "model.layers.0.hh.weight")
-    require(needed, tensors)
-    require(
-        ("chunk_size", "wdrop"), options, "The configuration lacks", "They cannot be read off the tensors: add them."
-    )
     vocab_size, width = tensors["model.embed_tokens.weight"].shape
     sizes = {
         "ntoken": vocab_size,
@@ -89,7 +83,7 @@ def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) ->
         if options.get("tie_weights") is None
         else options["tie_weights"],
         **boundary_ids(options),
-        **{field: options[name] for name, field in _OPTIONS.items() if name in options},
+        **{field: options[name] for name, field in _OPTIONS.items() if name in options or name == "wdrop"},
         **_supervision(tensors, options),
     )
 

@@ -18,8 +18,8 @@ from hf_synlm.conversion.rename import (
     check_sizes,
     clean_state_dict,
     fill_model,
+    flat_options,
     rename_state_dict,
-    require,
 )
 from hf_synlm.data.vocabulary import END_TOKEN, PAD_TOKEN, UNKNOWN_TOKEN, tokenizer_of_words
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
@@ -83,15 +83,12 @@ def convert_pcfg(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         if old in state:
             name = f"{_GRAMMAR}.{new}.weight"
             tensors[name] = tensors[name].t().contiguous()
-    return fill_model(PCFGForCausalLM(_config(tensors, original_config)), tensors)
+    return fill_model(PCFGForCausalLM(_config(tensors, flat_options(original_config))), tensors)
 
 
 def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGConfig:
     def rows(name: str, dim: int = 0) -> int:
-        found = tensors.get(f"{_GRAMMAR}.{name}.weight")
-        if found is None or found.dim() != 2:
-            raise ValueError(f"The checkpoint lacks the tensor that becomes {_GRAMMAR}.{name}. Is it another model?")
-        return found.shape[dim]
+        return tensors[f"{_GRAMMAR}.{name}.weight"].shape[dim]
 
     def has(name: str) -> bool:
         return f"{_GRAMMAR}.{name}.weight" in tensors
@@ -106,7 +103,6 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
         fields["num_nonterminals"] = rows("root_head.3")
         fields["num_preterminals"] = rows("symbols") - rows("root_head.3")
     else:
-        require(["NT"], options, "The configuration lacks", "The tensors of a simple PCFG do not tell NT and T apart.")
         fields |= {"grammar": "simple", "num_nonterminals": options["NT"]}
         fields["num_preterminals"] = rows("symbols") - options["NT"]
     encoder = tensors.get(f"{_ENCODER}.embed_tokens.weight"), tensors.get(f"{_ENCODER}.parameters_head.weight")

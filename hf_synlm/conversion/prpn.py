@@ -15,7 +15,6 @@ from hf_synlm.conversion.rename import (
     fill_model,
     flat_options,
     rename_state_dict,
-    require,
 )
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.modeling_prpn import PRPNForCausalLM
@@ -72,10 +71,8 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
 
 def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PRPNConfig:
     """Configuration of a renamed checkpoint; for the options, without section, see `convert_prpn`."""
-    require(("nslots", "hard"), options, "The configuration lacks", "No tensor tells them: add them.")
-    needed = ("model.embed_tokens.weight", "model.parser.features.convolution.weight", "lm_head.weight")
-    require(needed, tensors)
-    embedding, convolution, output = (tensors[name] for name in needed)
+    embedding, output = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
+    convolution = tensors["model.parser.features.convolution.weight"]
     sizes = {
         "ntoken": embedding.shape[0],
         "ninp": embedding.shape[1],

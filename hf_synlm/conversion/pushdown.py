@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_synlm.conversion.rename import check_sizes, clean_state_dict, count_parts, fill_model, flat_options, require
+from hf_synlm.conversion.rename import check_sizes, clean_state_dict, count_parts, fill_model, flat_options
 from hf_synlm.data.tokenizers import fast_tokenizer
 from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
 from hf_synlm.models.pushdown.modeling_pushdown import PushdownForCausalLM
@@ -53,12 +53,11 @@ def convert_pushdown(state_dict: Mapping[str, Tensor], original_config: Mapping[
     """Build a model from the authors' state dict; parameters and buffers without effect are left out.
 
     `original_config` holds what the tensors do not say, at the top or in a section `config`:
-    `compose_keys_and_stack_info`
-    and, if it is true, `additive_composition` of the attachment head; `end_word_id`, the last word of a sentence in
-    their
-    data. Optional are `tape` ("depth", or "binary" without depths), `layer_attention_heads` (8 in their program), and
-    `pad_token_id`, `bos_token_id`, `eos_token_id` (0 and the last two ids, the first of them the end). Sizes and
-    `pushdown_layers` by the names of `PushdownConfig` must agree with the tensors.
+    `compose_keys_and_stack_info` and, if it is true, `additive_composition` of the attachment head; `end_word_id`, the
+    last word of a sentence in their data, or null. Optional are `tape` ("depth", or "binary" without depths),
+    `layer_attention_heads` (8 in their program), and `pad_token_id`, `bos_token_id`, `eos_token_id` (0 and the last two
+    ids, the first of them the end). Sizes and `pushdown_layers` by the names of `PushdownConfig` must agree with the
+    tensors.
     """
     options = flat_options(original_config, "config")
     tensors = clean_state_dict({name: tensor for name, tensor in state_dict.items() if not DEAD.search(name)})
@@ -69,13 +68,7 @@ def convert_pushdown(state_dict: Mapping[str, Tensor], original_config: Mapping[
 
 def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PushdownConfig:
     """Configuration of a checkpoint; for the options, without sections, see `convert_pushdown`."""
-    require(
-        ("compose_keys_and_stack_info", "end_word_id"), options, "The configuration lacks",
-        "Add them; end_word_id is null where sentences have no end word.",
-    )  # fmt: skip
     layers = "trafo.encoder.layers."
-    needed = ("input_embedding.weight", f"{layers}0.linear1.weight", "attachment_head.depth_embed.weight")
-    require(needed, tensors, "The checkpoint lacks", "Is it another model?")
     embeddings = tensors["input_embedding.weight"]
     vocab_size, hidden_size = embeddings.shape
     num_layers = count_parts(tensors, layers)

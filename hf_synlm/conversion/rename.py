@@ -2,7 +2,7 @@
 """What the converters share: rename every tensor of a state dict or refuse it, read options, fill a model."""
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -13,12 +13,26 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 COUNTER = ".num_batches_tracked"  # of batch normalizers, which older versions of PyTorch do not have
 
 
-def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+class Tensors(dict[str, Tensor]):
+    """Tensors of a checkpoint by name; one that is missing is a ValueError."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ValueError(f"The checkpoint lacks {name!r}. Is it another model?")
+
+
+class Options(dict[str, Any]):
+    """Options of a configuration by name; one that is missing is a ValueError."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"The configuration lacks {name!r}, which the tensors do not tell. Add it.")
+
+
+def clean_state_dict(state_dict: Mapping[str, Tensor]) -> Tensors:
     """Strip the prefix `module.` of distributed training, and refuse values that are not finite floats.
 
     Counters of batch normalizers are whole numbers.
     """
-    cleaned = {key.removeprefix("module."): tensor for key, tensor in state_dict.items()}
+    cleaned = Tensors({key.removeprefix("module."): tensor for key, tensor in state_dict.items()})
     for key, tensor in cleaned.items():
         if key.endswith(COUNTER):
             continue
@@ -27,12 +41,12 @@ def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return cleaned
 
 
-def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]) -> dict[str, Tensor]:
+def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]) -> Tensors:
     r"""Rename tensors by rules: regular expression that matches a whole name -> new name, with groups as `\1`.
 
     Raises ValueError with the names that match no rule, and if two tensors get the same name.
     """
-    renamed: dict[str, Tensor] = {}
+    renamed = Tensors()
     unknown = []
     for key, tensor in state_dict.items():
         matches = ((re.fullmatch(pattern, key), target) for pattern, target in rules.items())
@@ -69,25 +83,13 @@ AWD_EXTRACTION = """in a copy of the authors' code, with a file that you trust, 
     json.dump(vars(args), open("config.json", "w"))"""
 
 
-def flat_options(original_config: Mapping[str, Any], *sections: str) -> dict[str, Any]:
+def flat_options(original_config: Mapping[str, Any], *sections: str) -> Options:
     """Options of a configuration, with those of its sections put at the top, where they win."""
-    options = dict(original_config)
+    options = Options(original_config)
     for section in sections:
         if isinstance(original_config.get(section), Mapping):
             options |= original_config[section]
     return options
-
-
-def require(
-    names: Iterable[str],
-    given: Container[str],
-    what: str = "The checkpoint lacks the tensors that become",
-    remedy: str = "Is it another model?",
-) -> None:
-    """Raise ValueError unless all names are given: `what`, the missing names, `remedy`."""
-    missing = [name for name in names if name not in given]
-    if missing:
-        raise ValueError(f"{what} {missing}. {remedy}")
 
 
 def check_sizes(sizes: Mapping[str, Any], options: Mapping[str, Any]) -> None:

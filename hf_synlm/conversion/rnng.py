@@ -17,7 +17,6 @@ from hf_synlm.conversion.rename import (
     fill_model,
     flat_options,
     rename_state_dict,
-    require,
 )
 from hf_synlm.data.vocabulary import (
     BEGIN_TOKEN,
@@ -143,9 +142,6 @@ def _word_final(vocabulary: Sequence[str] | None, vocab_size: int) -> Tensor:
 
 def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> RNNGConfig:
     """Configuration of a renamed checkpoint; for the options see `convert_rnng`."""
-    require(("strategy", "composition", "nonterminals"), original_config, "The configuration lacks", "Add them.")
-    needed = ("model.embed_tokens.weight", "model.output.weight", "action_head.weight", "model.initial_element")
-    require(needed, tensors)
     vocab_size, width = tensors["model.embed_tokens.weight"].shape
     sizes = {
         "vocab_size": vocab_size,

@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_downloa
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import PreTrainedConfig
 
+from hf_synlm.data.arguments import read_config_file
 from hf_synlm.hub.abilities import declared
 
 TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
@@ -203,13 +204,7 @@ def _saved_file(model: str, name: str, revision: str | None) -> Path | None:
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts of a card in a YAML or JSON file."""
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is neither YAML nor JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must map facts to values, such as `license: cc0-1.0`")
-    return found
+    return read_config_file(path, "facts to values, such as `license: cc0-1.0`")
 
 
 def _sections(config: PreTrainedConfig, task: str) -> set[str]:

@@ -260,8 +260,6 @@ def tree_attachments(spans: Sequence[Span], num_tokens: int) -> list[int]:
 
     Each is the last position of the left part of the widest constituent that ends there, else the position itself.
     """
-    if len(spans) != num_tokens - 1:
-        raise ValueError(f"{len(spans)} spans over {num_tokens} tokens are not a binary tree. Binarize it first.")
     attachments, start_of = list(range(1, num_tokens + 1)), list(range(num_tokens))
     for i, j in spans:
         # The right part is the widest constituent so far that ends at j; the left part ends where it starts.

@@ -163,7 +163,7 @@ class TransitionSystem:
             parts[-1].append(SHIFT)
             for label, start, _ in ending[token + 1]:
                 place, action = bisect_left(starts, start), self.first_nonterminal + label
-                children = parts[place:]
+                children: list[Any] = parts[place:]
                 if self.name == "top_down":
                     children = [action, *children, REDUCE]
                 elif self.name == "in_order":
