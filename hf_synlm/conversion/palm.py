@@ -72,32 +72,26 @@ def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Pa
     """Configuration of a renamed checkpoint; for the options, without sections, see `convert_palm`."""
     span_attention = any(name.startswith("model.span_context.") for name in tensors)
     vocab_size, embedding_size = tensors["model.embed_tokens.weight"].shape
-    num_layers = count_parts(tensors, "model.layers.")
     sizes = {
         "vocab_size": vocab_size,
-        "emb_size": embedding_size,
-        "num_layers": num_layers,
-        "hidden_size": tensors["model.layers.0.weight_hh_l0"].shape[1],
+        "embedding_size": embedding_size,
+        "num_layers": count_parts(tensors, "model.layers."),
+        "layer_size": tensors["model.layers.0.weight_hh_l0"].shape[1],
     }
-    if num_layers == 1:  # the only layer is as wide as the embedding
-        sizes["hidden_size"] = options.get("hidden_size", options.get("nhid", embedding_size))
-    sizes |= {"emsize": sizes["emb_size"], "nlayers": sizes["num_layers"], "nhid": sizes["hidden_size"]}
+    if sizes["num_layers"] == 1:  # the only layer is as wide as the embedding
+        sizes["layer_size"] = options.get("hidden_size", options.get("nhid", embedding_size))
     if span_attention:
-        sizes["rrnn_size_per_direction"] = len(tensors[f"{_ATTENTION}.input.weight"]) // 2
-        sizes["attention_mlp_size"] = len(tensors[f"{_ATTENTION}.key.weight"])
+        sizes["rrnn_size"] = len(tensors[f"{_ATTENTION}.input.weight"]) // 2
+        sizes["attention_size"] = len(tensors[f"{_ATTENTION}.key.weight"])
     check_sizes(sizes, options)
     known = {**AWD_OPTIONS, "att_lambda": "span_attention_weight"}
     fields = {field: options[name] for name, field in known.items() if name in options}
     if span_attention:
-        fields |= {"rrnn_size": sizes["rrnn_size_per_direction"], "attention_size": sizes["attention_mlp_size"]}
         fields["num_spans"] = _num_spans(options)
         if str(options.get("kind", "")).lower().startswith("palm-rb"):
             fields["span_scores"] = "right_branching"
     return PaLMConfig(
-        vocab_size=vocab_size,
-        embedding_size=embedding_size,
-        layer_size=sizes["hidden_size"],
-        num_layers=num_layers,
+        **sizes,
         span_attention=span_attention,
         **boundary_ids(options),
         **fields,

@@ -109,18 +109,7 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
     if encoder[0] is not None and encoder[1] is not None:
         fields["latent_size"] = len(encoder[1]) // 2
         fields |= {"encoder_embedding_size": encoder[0].shape[1], "encoder_hidden_size": encoder[1].shape[1] // 2}
-    names = {
-        "vocab_size": "vocab V",
-        "symbol_size": "state_dim s_dim",
-        "num_nonterminals": "nt_states NT",
-        "num_preterminals": "t_states T",
-        "rank": "r_dim",
-        "latent_size": "z_dim",
-        "encoder_embedding_size": "w_dim",
-        "encoder_hidden_size": "h_dim",
-    }
-    sizes = {old: fields[new] for new, both in names.items() if new in fields for old in both.split()}
-    check_sizes(sizes, options)
+    check_sizes(fields, options)
     return PCFGConfig(
         **fields, **boundary_ids(options), pad_token_id=options.get("pad_token_id"), mask_special_tokens=False
     )

@@ -92,11 +92,33 @@ def flat_options(original_config: Mapping[str, Any], *sections: str) -> Options:
     return options
 
 
+# Fields here that tensors tell -> what the authors' programs call them.
+_SIZES = {
+    "vocab_size": "ntoken vocab V",
+    "embedding_size": "ninp emsize emb_size w_dim",
+    "layer_size": "nhid hidden_size",
+    "num_layers": "nlayers",
+    "num_lookback": "nlookback",
+    "num_residual_blocks": "res",
+    "hidden_size": "h_dim",
+    "rrnn_size": "rrnn_size_per_direction",
+    "attention_size": "attention_mlp_size",
+    "symbol_size": "state_dim s_dim",
+    "num_nonterminals": "nt_states NT",
+    "num_preterminals": "t_states T",
+    "rank": "r_dim",
+    "latent_size": "z_dim",
+    "encoder_embedding_size": "w_dim",
+    "encoder_hidden_size": "h_dim",
+}
+
+
 def check_sizes(sizes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raise ValueError unless options, where given, equal the sizes of the tensors."""
-    for name, value in sizes.items():
-        if options.get(name, value) != value:
-            raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
+    """Raise ValueError unless options, where given, equal the sizes of the tensors, by the names of fields here."""
+    for field, value in sizes.items():
+        for name in (field, *_SIZES.get(field, "").split()):
+            if options.get(name, value) != value:
+                raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
 
 
 def count_parts(tensors: Iterable[str], prefix: str) -> int:

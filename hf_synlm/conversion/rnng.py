@@ -145,8 +145,8 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     vocab_size, width = tensors["model.embed_tokens.weight"].shape
     sizes = {
         "vocab_size": vocab_size,
-        "w_dim": width,
-        "h_dim": tensors["model.output.weight"].shape[1],
+        "embedding_size": width,
+        "hidden_size": tensors["model.output.weight"].shape[1],
         "num_layers": count_parts(tensors, "model.stack_lstm.cells."),
     }
     check_sizes(sizes, original_config)
@@ -154,10 +154,7 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     if vocabulary is not None and len(vocabulary) != vocab_size:
         raise ValueError(f"The vocabulary holds {len(vocabulary)} tokens, the checkpoint {vocab_size}.")
     return RNNGConfig(
-        vocab_size=vocab_size,
-        embedding_size=width,
-        hidden_size=sizes["h_dim"],
-        num_layers=sizes["num_layers"],
+        **sizes,
         dropout=original_config.get("dropout", 0.3),
         transition_system=original_config["strategy"],
         composition=original_config["composition"],
