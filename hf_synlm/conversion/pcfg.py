@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The authors' checkpoints of PCFGs (harvardnlp/compound-pcfg, sustcsonglin/TN-PCFG) -> `PCFGForCausalLM`."""
 
-import pickle
 import re
 import warnings
 from collections.abc import Mapping
@@ -14,6 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.conversion.rename import (
+    Holder,
+    HolderUnpickler,
     boundary_ids,
     check_sizes,
     clean_state_dict,
@@ -116,47 +117,13 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
 
 
 # -------------------------------------------------------------------------------------- files of compound-pcfg
-# Classes whose objects a checkpoint of harvardnlp/compound-pcfg consists of, and functions that make its tensors.
-_CLASSES = (
-    "models.CompPCFG models.ResidualLayer PCFG.PCFG torch.nn.modules.linear.Linear torch.nn.modules.sparse.Embedding "
-    "torch.nn.modules.container.Sequential torch.nn.modules.activation.ReLU torch.nn.modules.rnn.LSTM "
-    "torch.nn.modules.container.ModuleList torch.nn.modules.dropout.Dropout "
-    "torch.nn.backends.thnn._get_thnn_function_backend"  # in every module of PyTorch 1.0, which the authors used
-).split()
-_TENSORS = {
-    "collections.OrderedDict", "builtins.set", "__builtin__.set",
-    "torch._utils._rebuild_parameter", "torch._utils._rebuild_tensor_v2", "torch.nn.parameter.Parameter",
-}  # fmt: skip
-
-
-class _Holder:
-    """Stands for an object of a checkpoint: attributes without code."""
-
-
-class _ModelUnpickler(pickle.Unpickler):
-    """Reads tensors and objects without their code; every other class is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The function or class that a pickle names."""
-        if f"{module}.{name}" in _CLASSES:
-            return type(name, (_Holder,), {})
-        if f"{module}.{name}" in _TENSORS:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
-
-    @classmethod
-    def load_file(cls, file: Any, **options: Any) -> Any:
-        """Read a pickle from an open file."""
-        return cls(file, **options).load()
-
-
 def read_pickled_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Tensors and options of a checkpoint of harvardnlp/compound-pcfg, a pickle of the model; None for other files.
 
     Every class but those of its model is refused, and these are replaced by empty ones, so no code of the file runs.
     The options are those of its training, with `vocabulary`, the words by id.
     """
-    reader: Any = SimpleNamespace(Unpickler=_ModelUnpickler, load=_ModelUnpickler.load_file, __name__="pickle")
+    reader: Any = SimpleNamespace(Unpickler=HolderUnpickler, load=HolderUnpickler.load_file, __name__="pickle")
     try:
         with path.open("rb") as file:
             is_zip = file.read(4) == b"PK\x03\x04"
@@ -166,7 +133,7 @@ def read_pickled_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] |
             found = torch.load(path, map_location="cpu", pickle_module=reader, weights_only=False)
     except Exception:  # the reader of plain files says what is wrong
         return None
-    if not isinstance(found, Mapping) or not isinstance(found.get("model"), _Holder):
+    if not isinstance(found, Mapping) or not isinstance(found.get("model"), Holder):
         return None
     options = dict(found.get("args", {}))
     words = found.get("word2idx")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the converters share: rename every tensor of a state dict or refuse it, read options, fill a model."""
 
+import pickle
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -157,3 +158,39 @@ def fill_model(model: Model, tensors: Mapping[str, Tensor]) -> Model:
     model.load_state_dict(dict(tensors))
     model.tie_weights()
     return model.eval()
+
+
+# Classes whose objects the authors' pickles consist of (a model of harvardnlp/compound-pcfg, the vocabulary of
+# Pushdown-Layers), and functions that make their tensors.
+_CLASSES = (
+    "models.CompPCFG models.ResidualLayer PCFG.PCFG torch.nn.modules.linear.Linear torch.nn.modules.sparse.Embedding "
+    "torch.nn.modules.container.Sequential torch.nn.modules.activation.ReLU torch.nn.modules.rnn.LSTM "
+    "torch.nn.modules.container.ModuleList torch.nn.modules.dropout.Dropout "
+    "torch.nn.backends.thnn._get_thnn_function_backend "  # in every module of PyTorch 1.0, which the authors used
+    "vocabulary.WordVocabulary"
+).split()
+_TENSORS = {
+    "collections.OrderedDict", "builtins.set", "__builtin__.set",
+    "torch._utils._rebuild_parameter", "torch._utils._rebuild_tensor_v2", "torch.nn.parameter.Parameter",
+}  # fmt: skip
+
+
+class Holder:
+    """Stands for an object of a pickle: attributes without code."""
+
+
+class HolderUnpickler(pickle.Unpickler):
+    """Reads tensors, and objects without their code; every other class is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The function or class that a pickle names."""
+        if f"{module}.{name}" in _CLASSES:
+            return type(name, (Holder,), {})
+        if f"{module}.{name}" in _TENSORS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+
+    @classmethod
+    def load_file(cls, file: Any, **options: Any) -> Any:
+        """Read a pickle from an open file."""
+        return cls(file, **options).load()

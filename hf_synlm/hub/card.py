@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from hf_synlm.data.arguments import read_config_file
 from hf_synlm.hub.abilities import declared
+from hf_synlm.hub.checkpoint import code_repositories
 
 TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
 # Parts of the template that only language models have, with trees, with a search over trees or without, or classifiers.
@@ -134,10 +135,10 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
 
 def _code(config: PreTrainedConfig) -> str:
     """Where the code of a model is, for the card."""
-    elsewhere = {reference.partition("--")[0] for reference in config.auto_map.values() if "--" in reference}
+    elsewhere = code_repositories(config.auto_map)
     if not elsewhere:
         return "The repository holds its own code"
-    return f"Its code lies in the repository {', '.join(f'`{name}`' for name in sorted(elsewhere))} of the Hub"
+    return f"Its code lies in the repository {', '.join(f'`{name}`' for name in elsewhere)} of the Hub"
 
 
 def _papers(config: PreTrainedConfig) -> list[str]:

@@ -35,17 +35,15 @@ class Stack:
         action: The last action.
         place: Number of elements below what the action made. An in-order NT goes below its left corner.
         start: First token of the constituent that the action opened or closed, or the token that it shifted.
-        depth: Number of elements after the action.
         num_tokens: Number of tokens shifted so far.
         open_nodes: Place and first token of every open nonterminal.
         corner: Place and first token of the last complete element, which an in-order NT takes as its left corner.
-        elements: First token of every element (binary).
+        elements: First token of every element, open nonterminals included; their number is the `depth`.
     """
 
     action: int = PAD
     place: int = 0
     start: int = 0
-    depth: int = 0
     num_tokens: int = 0
     open_nodes: list[tuple[int, int]] = field(default_factory=list)
     corner: tuple[int, int] = (0, 0)
@@ -53,6 +51,11 @@ class Stack:
     after_nonterminal: bool = False
     inside_word: bool = False
     is_finished: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Number of elements."""
+        return len(self.elements)
 
 
 # The id of every NT in the tables below.
@@ -235,40 +238,29 @@ class TransitionSystem:
 
     def _take(self, action: int, stack: Stack) -> None:
         """Change the stack by a legal action."""
-        if self.name == "binary":
-            self._take_bottom_up(action, stack)
-            return
+        elements = stack.elements
         stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
         if action == SHIFT:
-            stack.place, stack.start = stack.depth, stack.num_tokens
+            if self.name != "binary" or not stack.inside_word:
+                elements.append(stack.num_tokens)
+            stack.place, stack.start = len(elements) - 1, elements[-1]
             if not stack.inside_word:
                 stack.corner = stack.place, stack.start
             stack.num_tokens += 1
-            stack.depth += 1
         elif action == REDUCE:
             stack.place, stack.start = stack.corner = stack.open_nodes.pop()
-            stack.depth = stack.place + 1
+            del elements[stack.place + 1 :]
             stack.is_finished = not stack.open_nodes and self.name == "top_down"
-        elif stack.after_nonterminal:
-            below = stack.corner if self.name == "in_order" else (stack.depth, stack.num_tokens)
+        elif not stack.after_nonterminal:
+            stack.is_finished = True
+        elif self.name == "binary":
+            elements.pop()
+            stack.place, stack.start = len(elements) - 1, elements[-1]
+        else:
+            below = stack.corner if self.name == "in_order" else (len(elements), stack.num_tokens)
             stack.place, stack.start = below
             stack.open_nodes.append(below)
-            stack.depth += 1
-        else:
-            stack.is_finished = True
-
-    def _take_bottom_up(self, action: int, stack: Stack) -> None:
-        """Change the stack by a legal action of binary trees."""
-        stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
-        if stack.after_nonterminal:
-            stack.elements.pop()
-        elif action == SHIFT:
-            if not stack.inside_word:
-                stack.elements.append(stack.num_tokens)
-            stack.num_tokens += 1
-        else:
-            stack.is_finished = True
-        stack.depth, stack.start, stack.place = len(stack.elements), stack.elements[-1], len(stack.elements) - 1
+            elements.insert(*below)
 
 
 def _flat(nested: list[list[Any]]) -> list[int]:
