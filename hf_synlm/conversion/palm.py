@@ -61,15 +61,6 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     """
     options = flat_options(original_config, "config", "loss")
     tensors = rename_tensors(clean_state_dict(state_dict))
-    config = palm_config(tensors, options)
-    if config.span_attention and config.span_scores == "right_branching":
-        for name in _SCORES:
-            tensors.pop(name, None)
-    return fill_model(PaLMForCausalLM(config).to(tensors["lm_head.weight"].dtype), tensors)
-
-
-def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PaLMConfig:
-    """Configuration of a renamed checkpoint; for the options, without sections, see `convert_palm`."""
     span_attention = any(name.startswith("model.span_context.") for name in tensors)
     vocab_size, embedding_size = tensors["model.embed_tokens.weight"].shape
     sizes = {
@@ -90,12 +81,16 @@ def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> Pa
         fields["num_spans"] = _num_spans(options)
         if str(options.get("kind", "")).lower().startswith("palm-rb"):
             fields["span_scores"] = "right_branching"
-    return PaLMConfig(
+    config = PaLMConfig(
         **sizes,
         span_attention=span_attention,
         **boundary_ids(options),
         **fields,
     )
+    if config.span_attention and config.span_scores == "right_branching":
+        for name in _SCORES:
+            tensors.pop(name, None)
+    return fill_model(PaLMForCausalLM(config).to(tensors["lm_head.weight"].dtype), tensors)
 
 
 def _num_spans(options: Mapping[str, Any]) -> int:

@@ -120,10 +120,14 @@ class ParsedSentence:
                     f"sentence {sentence} has {expected}, but {len(words)} words were given: one per token"
                 )
             ends = list(range(offset + 1, offset + length + 1))
+        last = set(ends)
+        is_last = [position in last for position in range(offset + 1, max(last, default=offset) + 1)]
         found: dict[tuple[tuple[Span, ...], tuple[str, ...] | None], list[float]] = {}
         for rank, spans in enumerate(output.spans[sentence]):
             labels = None if output.labels is None else tuple(output.labels[sentence][rank])
-            same = found.setdefault((_spans_over_words(spans, labels, ends, offset), labels), [])
+            shifted = [(i - offset, j - offset) for i, j in spans]
+            over_words = tuple(fold_tokens(shifted, is_last, keep_words=labels is not None))
+            same = found.setdefault((over_words, labels), [])
             if output.log_probs is not None:
                 same.append(float(output.log_probs[sentence, rank]))
         trees = [Hypothesis(*tree, _log_sum(values) if values else None) for tree, values in found.items()]
@@ -248,16 +252,6 @@ def _log_sum(values: Sequence[float]) -> float:
     if len(values) == 1 or largest == -math.inf:
         return largest
     return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
-
-
-def _spans_over_words(
-    spans: Sequence[Span], labels: Sequence[str] | None, word_ends: Sequence[int], offset: int
-) -> tuple[Span, ...]:
-    """Turn spans over the token positions of a row into spans over words; without labels, spans inside words vanish."""
-    last = {end - offset - 1 for end in word_ends}
-    shifted = [(i - offset, j - offset) for i, j in spans]
-    is_last = [position in last for position in range(word_ends[-1] - offset)]
-    return tuple(fold_tokens(shifted, is_last, keep_words=labels is not None))
 
 
 def as_treebank_sentence(parsed: ParsedSentence, source: str) -> TreebankSentence:
