@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_synlm.conversion.rename import clean_state_dict, fill_model, rename_state_dict, require
+from hf_synlm.conversion.rename import Options, clean_state_dict, fill_model, rename_state_dict
 from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
 from hf_synlm.models.gpst.modeling_gpst import GPSTForCausalLM
 
@@ -51,12 +51,7 @@ RULES: dict[str, str] = {
 }
 
 
-# Sizes that the authors' files must give, and switches of theirs that this model does not have.
-_CHART_SIZES = (
-    "hidden_size num_attention_heads intermediate_size encoder_num_hidden_layers decoder_num_hidden_layers const_size "
-    "window_size parser_input_dim parser_hidden_dim parser_num_layers parser_nhead reduce_token_id"
-).split()
-_GPT_SIZES = "vocab_size n_embd n_head n_layer action_layer_num n_positions".split()
+# Switches of theirs that this model does not have.
 _REFUSED = ("ldr_detach", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn")
 # What davidarps/silm, whose GPST is the authors' with other widths, calls the two files: in config.json, in its own.
 _SECTIONS = {"r2d2config": "r2d2_config", "gptconfig": "gpt_config", "r2d2": "r2d2_config", "gpt": "gpt_config"}
@@ -90,18 +85,15 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
 
     Switches without a counterpart are refused: the span vocabulary, detached surrogates, variants of GPT-2's attention.
     """
-    original_config = {_SECTIONS.get(name, name): value for name, value in original_config.items()}
-    require(("r2d2_config", "gpt_config"), original_config, "The original configuration lacks", "Pass both sections.")
-    chart, gpt = original_config["r2d2_config"], original_config["gpt_config"]
-    for section, values, names in (("r2d2_config", chart, _CHART_SIZES), ("gpt_config", gpt, _GPT_SIZES)):
-        require(names, values, f"{section} lacks", "Pass the authors' configuration file of this checkpoint.")
+    original_config = Options({_SECTIONS.get(name, name): value for name, value in original_config.items()})
+    chart, gpt = Options(original_config["r2d2_config"]), Options(original_config["gpt_config"])
     if (chart.get("ext_vocab_size") or -1) > 0:
         raise ValueError(f"ext_vocab_size {chart['ext_vocab_size']}: the span vocabulary has no counterpart here.")
     for name in _REFUSED:
         if chart.get(name) or gpt.get(name):
             raise ValueError(f"{name} is switched on in the original configuration and has no counterpart here.")
     activation = gpt.get("activation_function", "gelu_new")
-    ids = {f"{name}_token_id": chart.get(f"{name}_token_id") for name in ("pad", "cls", "reduce")}
+    ids = {"pad_token_id": chart.get("pad_token_id"), "reduce_token_id": chart["reduce_token_id"]}
     if surrogate and ids["reduce_token_id"] >= gpt["vocab_size"]:  # a mark that no text and no embedding has
         ids["reduce_token_id"] = ids["pad_token_id"]
     return GPSTConfig(
@@ -143,6 +135,7 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
         parser_dropout=chart.get("hidden_dropout_prob", 0.1),
         bos_token_id=chart.get("bos_token_id"),
         eos_token_id=chart.get("eos_token_id"),
+        cls_token_id=chart.get("cls_token_id"),
         sep_token_id=chart.get("sep_token_id"),
         **ids,
     )

@@ -17,7 +17,6 @@ from hf_synlm.conversion.rename import (
     fill_model,
     flat_options,
     rename_state_dict,
-    require,
 )
 from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.models.on_lstm.modeling_on_lstm import ONLSTMForCausalLM
@@ -55,43 +54,30 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
     """
     options = flat_options(original_config, "config")
     tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
-    config = on_lstm_config(tensors, options)
-    for name in [name for name in tensors if ".split_head." in name]:
-        if int(name.split(".")[2]) not in (config.supervised_layers or []):
-            del tensors[name]  # never trained
-    return fill_model(ONLSTMForCausalLM(config).to(tensors["lm_head.weight"].dtype), tensors)
-
-
-def on_lstm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> ONLSTMConfig:
-    """Configuration of a renamed checkpoint; for the options see `convert_on_lstm`."""
-    needed = ("model.embed_tokens.weight", "lm_head.weight", "lm_head.bias", "model.layers.0.hh.weight")
-    require(needed, tensors)
-    require(
-        ("chunk_size", "wdrop"), options, "The configuration lacks", "They cannot be read off the tensors: add them."
-    )
-    vocab_size, width = tensors["model.embed_tokens.weight"].shape
+    embedding, output = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
     sizes = {
-        "ntoken": vocab_size,
-        "ninp": width,
-        "nhid": tensors["model.layers.0.hh.weight"].shape[1],
-        "nlayers": count_parts(tensors, "model.layers."),
+        "vocab_size": len(embedding),
+        "embedding_size": embedding.shape[1],
+        "layer_size": tensors["model.layers.0.hh.weight"].shape[1],
+        "num_layers": count_parts(tensors, "model.layers."),
     }
-    if sizes["nlayers"] == 1:
-        sizes["nhid"] = options.get("nhid", width)  # the only layer is as wide as the embedding
+    if sizes["num_layers"] == 1:
+        sizes["layer_size"] = options.get("nhid", embedding.shape[1])  # the only layer is as wide as the embedding
     check_sizes(sizes, options)
-    return ONLSTMConfig(
-        vocab_size=vocab_size,
-        embedding_size=width,
-        layer_size=sizes["nhid"],
-        num_layers=sizes["nlayers"],
+    config = ONLSTMConfig(
+        **sizes,
         chunk_size=options["chunk_size"],
-        tie_word_embeddings=torch.equal(tensors["lm_head.weight"], tensors["model.embed_tokens.weight"])
+        tie_word_embeddings=torch.equal(output, embedding)
         if options.get("tie_weights") is None
         else options["tie_weights"],
         **boundary_ids(options),
-        **{field: options[name] for name, field in _OPTIONS.items() if name in options},
+        **{field: options[name] for name, field in _OPTIONS.items() if name in options or name == "wdrop"},
         **_supervision(tensors, options),
     )
+    for name in [name for name in tensors if ".split_head." in name]:
+        if int(name.split(".")[2]) not in (config.supervised_layers or []):
+            del tensors[name]  # never trained
+    return fill_model(ONLSTMForCausalLM(config).to(output.dtype), tensors)
 
 
 def _supervision(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:

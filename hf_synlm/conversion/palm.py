@@ -10,6 +10,7 @@ from torch import Tensor
 from hf_synlm.conversion.rename import (
     AWD_EXTRACTION,
     AWD_OPTIONS,
+    Tensors,
     boundary_ids,
     check_sizes,
     clean_state_dict,
@@ -17,7 +18,6 @@ from hf_synlm.conversion.rename import (
     fill_model,
     flat_options,
     rename_state_dict,
-    require,
 )
 from hf_synlm.models.palm.configuration_palm import PaLMConfig
 from hf_synlm.models.palm.modeling_palm import PaLMForCausalLM
@@ -61,49 +61,36 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     """
     options = flat_options(original_config, "config", "loss")
     tensors = rename_tensors(clean_state_dict(state_dict))
-    config = palm_config(tensors, options)
-    if config.span_attention and config.span_scores == "right_branching":
-        for name in _SCORES:
-            tensors.pop(name, None)
-    return fill_model(PaLMForCausalLM(config).to(tensors["lm_head.weight"].dtype), tensors)
-
-
-def palm_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PaLMConfig:
-    """Configuration of a renamed checkpoint; for the options, without sections, see `convert_palm`."""
     span_attention = any(name.startswith("model.span_context.") for name in tensors)
-    needed = ["model.embed_tokens.weight", "lm_head.weight", "model.layers.0.weight_hh_l0"]
-    require(needed + [f"{_ATTENTION}.{part}.weight" for part in ("input", "key") if span_attention], tensors)
     vocab_size, embedding_size = tensors["model.embed_tokens.weight"].shape
-    num_layers = count_parts(tensors, "model.layers.")
     sizes = {
         "vocab_size": vocab_size,
-        "emb_size": embedding_size,
-        "num_layers": num_layers,
-        "hidden_size": tensors["model.layers.0.weight_hh_l0"].shape[1],
+        "embedding_size": embedding_size,
+        "num_layers": count_parts(tensors, "model.layers."),
+        "layer_size": tensors["model.layers.0.weight_hh_l0"].shape[1],
     }
-    if num_layers == 1:  # the only layer is as wide as the embedding
-        sizes["hidden_size"] = options.get("hidden_size", options.get("nhid", embedding_size))
-    sizes |= {"emsize": sizes["emb_size"], "nlayers": sizes["num_layers"], "nhid": sizes["hidden_size"]}
+    if sizes["num_layers"] == 1:  # the only layer is as wide as the embedding
+        sizes["layer_size"] = options.get("hidden_size", options.get("nhid", embedding_size))
     if span_attention:
-        sizes["rrnn_size_per_direction"] = len(tensors[f"{_ATTENTION}.input.weight"]) // 2
-        sizes["attention_mlp_size"] = len(tensors[f"{_ATTENTION}.key.weight"])
+        sizes["rrnn_size"] = len(tensors[f"{_ATTENTION}.input.weight"]) // 2
+        sizes["attention_size"] = len(tensors[f"{_ATTENTION}.key.weight"])
     check_sizes(sizes, options)
     known = {**AWD_OPTIONS, "att_lambda": "span_attention_weight"}
     fields = {field: options[name] for name, field in known.items() if name in options}
     if span_attention:
-        fields |= {"rrnn_size": sizes["rrnn_size_per_direction"], "attention_size": sizes["attention_mlp_size"]}
         fields["num_spans"] = _num_spans(options)
         if str(options.get("kind", "")).lower().startswith("palm-rb"):
             fields["span_scores"] = "right_branching"
-    return PaLMConfig(
-        vocab_size=vocab_size,
-        embedding_size=embedding_size,
-        layer_size=sizes["hidden_size"],
-        num_layers=num_layers,
+    config = PaLMConfig(
+        **sizes,
         span_attention=span_attention,
         **boundary_ids(options),
         **fields,
     )
+    if config.span_attention and config.span_scores == "right_branching":
+        for name in _SCORES:
+            tensors.pop(name, None)
+    return fill_model(PaLMForCausalLM(config).to(tensors["lm_head.weight"].dtype), tensors)
 
 
 def _num_spans(options: Mapping[str, Any]) -> int:
@@ -117,7 +104,7 @@ def _num_spans(options: Mapping[str, Any]) -> int:
     return counts.pop()
 
 
-def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def rename_tensors(state_dict: Mapping[str, Tensor]) -> Tensors:
     """Rename tensors and put their directions together: [H, 2d] and [2d] -> [2d, H] per gate."""
     # After an evaluation the authors' layers hold the recurrent weights by a second name, too.
     pairs = ((key, f"{key}_raw") for key in state_dict)
@@ -125,9 +112,9 @@ def rename_tensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = rename_state_dict({key: value for key, value in state_dict.items() if key not in copies}, RULES)
     names = [f"{direction}.{part}" for part in ("weight", "bias") for direction in ("fw", "bw")]
     if all(name in tensors for name in names):
-        *weights, forward_bias, backward_bias = (tensors[name] for name in names)
+        *weights, forward_bias, backward_bias = map(tensors.pop, names)
         tensors[f"{_ATTENTION}.input.weight"] = torch.cat([weight[:, 0::2].T for weight in weights])
         tensors[f"{_ATTENTION}.forget_gate.weight"] = torch.cat([weight[:, 1::2].T for weight in weights])
         biases = [bias[len(bias) // 2 :] for bias in (forward_bias, backward_bias)]
         tensors[f"{_ATTENTION}.forget_gate.bias"] = torch.cat(biases)
-    return {name: tensor for name, tensor in tensors.items() if name not in names}
+    return tensors

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The authors' checkpoints of PCFGs (harvardnlp/compound-pcfg, sustcsonglin/TN-PCFG) -> `PCFGForCausalLM`."""
 
-import pickle
 import re
 import warnings
 from collections.abc import Mapping
@@ -14,12 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.conversion.rename import (
+    Holder,
+    HolderUnpickler,
     boundary_ids,
     check_sizes,
     clean_state_dict,
     fill_model,
+    flat_options,
     rename_state_dict,
-    require,
 )
 from hf_synlm.data.vocabulary import END_TOKEN, PAD_TOKEN, UNKNOWN_TOKEN, tokenizer_of_words
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
@@ -83,15 +84,12 @@ def convert_pcfg(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         if old in state:
             name = f"{_GRAMMAR}.{new}.weight"
             tensors[name] = tensors[name].t().contiguous()
-    return fill_model(PCFGForCausalLM(_config(tensors, original_config)), tensors)
+    return fill_model(PCFGForCausalLM(_config(tensors, flat_options(original_config))), tensors)
 
 
 def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGConfig:
     def rows(name: str, dim: int = 0) -> int:
-        found = tensors.get(f"{_GRAMMAR}.{name}.weight")
-        if found is None or found.dim() != 2:
-            raise ValueError(f"The checkpoint lacks the tensor that becomes {_GRAMMAR}.{name}. Is it another model?")
-        return found.shape[dim]
+        return tensors[f"{_GRAMMAR}.{name}.weight"].shape[dim]
 
     def has(name: str) -> bool:
         return f"{_GRAMMAR}.{name}.weight" in tensors
@@ -106,72 +104,26 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
         fields["num_nonterminals"] = rows("root_head.3")
         fields["num_preterminals"] = rows("symbols") - rows("root_head.3")
     else:
-        require(["NT"], options, "The configuration lacks", "The tensors of a simple PCFG do not tell NT and T apart.")
         fields |= {"grammar": "simple", "num_nonterminals": options["NT"]}
         fields["num_preterminals"] = rows("symbols") - options["NT"]
     encoder = tensors.get(f"{_ENCODER}.embed_tokens.weight"), tensors.get(f"{_ENCODER}.parameters_head.weight")
     if encoder[0] is not None and encoder[1] is not None:
         fields["latent_size"] = len(encoder[1]) // 2
         fields |= {"encoder_embedding_size": encoder[0].shape[1], "encoder_hidden_size": encoder[1].shape[1] // 2}
-    names = {
-        "vocab_size": "vocab V",
-        "symbol_size": "state_dim s_dim",
-        "num_nonterminals": "nt_states NT",
-        "num_preterminals": "t_states T",
-        "rank": "r_dim",
-        "latent_size": "z_dim",
-        "encoder_embedding_size": "w_dim",
-        "encoder_hidden_size": "h_dim",
-    }
-    sizes = {old: fields[new] for new, both in names.items() if new in fields for old in both.split()}
-    check_sizes(sizes, options)
+    check_sizes(fields, options)
     return PCFGConfig(
         **fields, **boundary_ids(options), pad_token_id=options.get("pad_token_id"), mask_special_tokens=False
     )
 
 
 # -------------------------------------------------------------------------------------- files of compound-pcfg
-# Classes whose objects a checkpoint of harvardnlp/compound-pcfg consists of, and functions that make its tensors.
-_CLASSES = (
-    "models.CompPCFG models.ResidualLayer PCFG.PCFG torch.nn.modules.linear.Linear torch.nn.modules.sparse.Embedding "
-    "torch.nn.modules.container.Sequential torch.nn.modules.activation.ReLU torch.nn.modules.rnn.LSTM "
-    "torch.nn.modules.container.ModuleList torch.nn.modules.dropout.Dropout "
-    "torch.nn.backends.thnn._get_thnn_function_backend"  # in every module of PyTorch 1.0, which the authors used
-).split()
-_TENSORS = {
-    "collections.OrderedDict", "builtins.set", "__builtin__.set",
-    "torch._utils._rebuild_parameter", "torch._utils._rebuild_tensor_v2", "torch.nn.parameter.Parameter",
-}  # fmt: skip
-
-
-class _Holder:
-    """Stands for an object of a checkpoint: attributes without code."""
-
-
-class _ModelUnpickler(pickle.Unpickler):
-    """Reads tensors and objects without their code; every other class is refused."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The function or class that a pickle names."""
-        if f"{module}.{name}" in _CLASSES:
-            return type(name, (_Holder,), {})
-        if f"{module}.{name}" in _TENSORS:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
-
-    @classmethod
-    def load_file(cls, file: Any, **options: Any) -> Any:
-        """Read a pickle from an open file."""
-        return cls(file, **options).load()
-
-
 def read_pickled_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """Tensors and options of a checkpoint of harvardnlp/compound-pcfg, a pickle of the model; None for other files.
 
     Every class but those of its model is refused, and these are replaced by empty ones, so no code of the file runs.
     The options are those of its training, with `vocabulary`, the words by id.
     """
-    reader: Any = SimpleNamespace(Unpickler=_ModelUnpickler, load=_ModelUnpickler.load_file, __name__="pickle")
+    reader: Any = SimpleNamespace(Unpickler=HolderUnpickler, load=HolderUnpickler.load_file, __name__="pickle")
     try:
         with path.open("rb") as file:
             is_zip = file.read(4) == b"PK\x03\x04"
@@ -181,7 +133,7 @@ def read_pickled_model(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] |
             found = torch.load(path, map_location="cpu", pickle_module=reader, weights_only=False)
     except Exception:  # the reader of plain files says what is wrong
         return None
-    if not isinstance(found, Mapping) or not isinstance(found.get("model"), _Holder):
+    if not isinstance(found, Mapping) or not isinstance(found.get("model"), Holder):
         return None
     options = dict(found.get("args", {}))
     words = found.get("word2idx")

@@ -15,7 +15,6 @@ from hf_synlm.conversion.rename import (
     fill_model,
     flat_options,
     rename_state_dict,
-    require,
 )
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.modeling_prpn import PRPNForCausalLM
@@ -66,33 +65,20 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     """
     options = flat_options(original_config, "config")
     tensors = rename_state_dict(clean_state_dict(state_dict), RULES)
-    config = prpn_config(tensors, options)
-    return fill_model(PRPNForCausalLM(config).to(tensors["model.embed_tokens.weight"].dtype), tensors)
-
-
-def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PRPNConfig:
-    """Configuration of a renamed checkpoint; for the options, without section, see `convert_prpn`."""
-    require(("nslots", "hard"), options, "The configuration lacks", "No tensor tells them: add them.")
-    needed = ("model.embed_tokens.weight", "model.parser.features.convolution.weight", "lm_head.weight")
-    require(needed, tensors)
-    embedding, convolution, output = (tensors[name] for name in needed)
+    embedding, output = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
+    convolution = tensors["model.parser.features.convolution.weight"]
     sizes = {
-        "ntoken": embedding.shape[0],
-        "ninp": embedding.shape[1],
-        "nhid": convolution.shape[0],
-        "nlayers": count_parts(tensors, "model.layers."),
-        "nlookback": convolution.shape[2] - 1,
-        "res": count_parts(tensors, "model.predictor.blocks."),
+        "vocab_size": embedding.shape[0],
+        "embedding_size": embedding.shape[1],
+        "layer_size": convolution.shape[0],
+        "num_layers": count_parts(tensors, "model.layers."),
+        "num_lookback": convolution.shape[2] - 1,
+        "num_residual_blocks": count_parts(tensors, "model.predictor.blocks."),
     }
     check_sizes(sizes, options)
     tied = bool(options.get("tie_weights", options.get("tied", torch.equal(embedding, output))))
-    return PRPNConfig(
-        vocab_size=sizes["ntoken"],
-        embedding_size=sizes["ninp"],
-        layer_size=sizes["nhid"],
-        num_layers=sizes["nlayers"],
-        num_lookback=sizes["nlookback"],
-        num_residual_blocks=sizes["res"],
+    config = PRPNConfig(
+        **sizes,
         num_slots=options["nslots"],
         gate="hard" if options["hard"] else "soft",
         resolution=options.get("resolution", 0.1),
@@ -100,3 +86,4 @@ def prpn_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PR
         **boundary_ids(options),
         **{field: options[name] for name, field in _DROPOUTS.items() if name in options},
     )
+    return fill_model(PRPNForCausalLM(config).to(embedding.dtype), tensors)

@@ -3,7 +3,6 @@
 
 import io
 import json
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from hf_synlm.conversion.rename import check_sizes, clean_state_dict, count_parts, fill_model, flat_options, require
+from hf_synlm.conversion.rename import (
+    HolderUnpickler,
+    check_sizes,
+    clean_state_dict,
+    count_parts,
+    fill_model,
+    flat_options,
+)
 from hf_synlm.data.tokenizers import fast_tokenizer
 from hf_synlm.models.pushdown.configuration_pushdown import PushdownConfig
 from hf_synlm.models.pushdown.modeling_pushdown import PushdownForCausalLM
@@ -53,29 +59,15 @@ def convert_pushdown(state_dict: Mapping[str, Tensor], original_config: Mapping[
     """Build a model from the authors' state dict; parameters and buffers without effect are left out.
 
     `original_config` holds what the tensors do not say, at the top or in a section `config`:
-    `compose_keys_and_stack_info`
-    and, if it is true, `additive_composition` of the attachment head; `end_word_id`, the last word of a sentence in
-    their
-    data. Optional are `tape` ("depth", or "binary" without depths), `layer_attention_heads` (8 in their program), and
-    `pad_token_id`, `bos_token_id`, `eos_token_id` (0 and the last two ids, the first of them the end). Sizes and
-    `pushdown_layers` by the names of `PushdownConfig` must agree with the tensors.
+    `compose_keys_and_stack_info` and, if it is true, `additive_composition` of the attachment head; `end_word_id`, the
+    last word of a sentence in their data, or null. Optional are `tape` ("depth", or "binary" without depths),
+    `layer_attention_heads` (8 in their program), and `pad_token_id`, `bos_token_id`, `eos_token_id` (0 and the last two
+    ids, the first of them the end). Sizes and `pushdown_layers` by the names of `PushdownConfig` must agree with the
+    tensors.
     """
     options = flat_options(original_config, "config")
     tensors = clean_state_dict({name: tensor for name, tensor in state_dict.items() if not DEAD.search(name)})
-    config = pushdown_config(tensors, options)
-    model = PushdownForCausalLM(config).to(tensors["input_embedding.weight"].dtype)
-    return fill_model(model, convert_weights(tensors, config))
-
-
-def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PushdownConfig:
-    """Configuration of a checkpoint; for the options, without sections, see `convert_pushdown`."""
-    require(
-        ("compose_keys_and_stack_info", "end_word_id"), options, "The configuration lacks",
-        "Add them; end_word_id is null where sentences have no end word.",
-    )  # fmt: skip
     layers = "trafo.encoder.layers."
-    needed = ("input_embedding.weight", f"{layers}0.linear1.weight", "attachment_head.depth_embed.weight")
-    require(needed, tensors, "The checkpoint lacks", "Is it another model?")
     embeddings = tensors["input_embedding.weight"]
     vocab_size, hidden_size = embeddings.shape
     num_layers = count_parts(tensors, layers)
@@ -94,7 +86,7 @@ def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -
         given = sorted(given) if isinstance(given, list | tuple) else given
         check_sizes({"pushdown_layers": with_tape}, {"pushdown_layers": given})
     is_sum = bool(options.get("additive_composition"))
-    return PushdownConfig(
+    config = PushdownConfig(
         **sizes,
         pushdown_layers=None if len(with_tape) == num_layers else with_tape,
         attachment_depth_size=PushdownConfig.attachment_depth_size if is_sum else depth_size,
@@ -108,6 +100,7 @@ def pushdown_config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -
         bos_token_id=options.get("bos_token_id", vocab_size - 1),
         eos_token_id=options.get("eos_token_id", vocab_size - 2),
     )
+    return fill_model(PushdownForCausalLM(config).to(embeddings.dtype), convert_weights(tensors, config))
 
 
 def convert_weights(weights: Mapping[str, Tensor], config: PushdownConfig) -> dict[str, Tensor]:
@@ -131,23 +124,13 @@ def convert_weights(weights: Mapping[str, Tensor], config: PushdownConfig) -> di
     return converted
 
 
-class _VocabularyUnpickler(pickle.Unpickler):
-    """Reads a `vocab.pkl` and runs no foreign code: every class but the vocabulary's is refused."""
-
-    def find_class(self, module: str, name: str) -> type:
-        """An empty class in place of the one that is allowed; the pickle fills the attributes of its object."""
-        if (module, name) != ("vocabulary", "WordVocabulary"):
-            raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
-        return type(name, (), {})
-
-
 def read_vocabulary(path: Path) -> list[str]:
     """Pieces of the authors' `vocab.pkl` (a pickled `vocabulary.WordVocabulary`) in the order of their ids.
 
     Raises ValueError for any other file; no code of a file is run.
     """
     try:
-        words = _VocabularyUnpickler(io.BytesIO(path.read_bytes())).load().words
+        words = HolderUnpickler(io.BytesIO(path.read_bytes())).load().words
         pieces = sorted(words, key=words.__getitem__)
         is_vocabulary = [words[piece] for piece in pieces] == list(range(len(pieces)))
     except Exception as error:  # a damaged pickle can fail anywhere

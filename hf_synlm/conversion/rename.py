@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the converters share: rename every tensor of a state dict or refuse it, read options, fill a model."""
 
+import pickle
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -13,12 +14,26 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 COUNTER = ".num_batches_tracked"  # of batch normalizers, which older versions of PyTorch do not have
 
 
-def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+class Tensors(dict[str, Tensor]):
+    """Tensors of a checkpoint by name; one that is missing is a ValueError."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise ValueError(f"The checkpoint lacks {name!r}. Is it another model?")
+
+
+class Options(dict[str, Any]):
+    """Options of a configuration by name; one that is missing is a ValueError."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"The configuration lacks {name!r}, which the tensors do not tell. Add it.")
+
+
+def clean_state_dict(state_dict: Mapping[str, Tensor]) -> Tensors:
     """Strip the prefix `module.` of distributed training, and refuse values that are not finite floats.
 
     Counters of batch normalizers are whole numbers.
     """
-    cleaned = {key.removeprefix("module."): tensor for key, tensor in state_dict.items()}
+    cleaned = Tensors({key.removeprefix("module."): tensor for key, tensor in state_dict.items()})
     for key, tensor in cleaned.items():
         if key.endswith(COUNTER):
             continue
@@ -27,12 +42,12 @@ def clean_state_dict(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return cleaned
 
 
-def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]) -> dict[str, Tensor]:
+def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]) -> Tensors:
     r"""Rename tensors by rules: regular expression that matches a whole name -> new name, with groups as `\1`.
 
     Raises ValueError with the names that match no rule, and if two tensors get the same name.
     """
-    renamed: dict[str, Tensor] = {}
+    renamed = Tensors()
     unknown = []
     for key, tensor in state_dict.items():
         matches = ((re.fullmatch(pattern, key), target) for pattern, target in rules.items())
@@ -69,32 +84,42 @@ AWD_EXTRACTION = """in a copy of the authors' code, with a file that you trust, 
     json.dump(vars(args), open("config.json", "w"))"""
 
 
-def flat_options(original_config: Mapping[str, Any], *sections: str) -> dict[str, Any]:
+def flat_options(original_config: Mapping[str, Any], *sections: str) -> Options:
     """Options of a configuration, with those of its sections put at the top, where they win."""
-    options = dict(original_config)
+    options = Options(original_config)
     for section in sections:
         if isinstance(original_config.get(section), Mapping):
             options |= original_config[section]
     return options
 
 
-def require(
-    names: Iterable[str],
-    given: Container[str],
-    what: str = "The checkpoint lacks the tensors that become",
-    remedy: str = "Is it another model?",
-) -> None:
-    """Raise ValueError unless all names are given: `what`, the missing names, `remedy`."""
-    missing = [name for name in names if name not in given]
-    if missing:
-        raise ValueError(f"{what} {missing}. {remedy}")
+# Fields here that tensors tell -> what the authors' programs call them.
+_SIZES = {
+    "vocab_size": "ntoken vocab V",
+    "embedding_size": "ninp emsize emb_size w_dim",
+    "layer_size": "nhid hidden_size",
+    "num_layers": "nlayers",
+    "num_lookback": "nlookback",
+    "num_residual_blocks": "res",
+    "hidden_size": "h_dim",
+    "rrnn_size": "rrnn_size_per_direction",
+    "attention_size": "attention_mlp_size",
+    "symbol_size": "state_dim s_dim",
+    "num_nonterminals": "nt_states NT",
+    "num_preterminals": "t_states T",
+    "rank": "r_dim",
+    "latent_size": "z_dim",
+    "encoder_embedding_size": "w_dim",
+    "encoder_hidden_size": "h_dim",
+}
 
 
 def check_sizes(sizes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Raise ValueError unless options, where given, equal the sizes of the tensors."""
-    for name, value in sizes.items():
-        if options.get(name, value) != value:
-            raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
+    """Raise ValueError unless options, where given, equal the sizes of the tensors, by the names of fields here."""
+    for field, value in sizes.items():
+        for name in (field, *_SIZES.get(field, "").split()):
+            if options.get(name, value) != value:
+                raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
 
 
 def count_parts(tensors: Iterable[str], prefix: str) -> int:
@@ -133,3 +158,39 @@ def fill_model(model: Model, tensors: Mapping[str, Tensor]) -> Model:
     model.load_state_dict(dict(tensors))
     model.tie_weights()
     return model.eval()
+
+
+# Classes whose objects the authors' pickles consist of (a model of harvardnlp/compound-pcfg, the vocabulary of
+# Pushdown-Layers), and functions that make their tensors.
+_CLASSES = (
+    "models.CompPCFG models.ResidualLayer PCFG.PCFG torch.nn.modules.linear.Linear torch.nn.modules.sparse.Embedding "
+    "torch.nn.modules.container.Sequential torch.nn.modules.activation.ReLU torch.nn.modules.rnn.LSTM "
+    "torch.nn.modules.container.ModuleList torch.nn.modules.dropout.Dropout "
+    "torch.nn.backends.thnn._get_thnn_function_backend "  # in every module of PyTorch 1.0, which the authors used
+    "vocabulary.WordVocabulary"
+).split()
+_TENSORS = {
+    "collections.OrderedDict", "builtins.set", "__builtin__.set",
+    "torch._utils._rebuild_parameter", "torch._utils._rebuild_tensor_v2", "torch.nn.parameter.Parameter",
+}  # fmt: skip
+
+
+class Holder:
+    """Stands for an object of a pickle: attributes without code."""
+
+
+class HolderUnpickler(pickle.Unpickler):
+    """Reads tensors, and objects without their code; every other class is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The function or class that a pickle names."""
+        if f"{module}.{name}" in _CLASSES:
+            return type(name, (Holder,), {})
+        if f"{module}.{name}" in _TENSORS:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+
+    @classmethod
+    def load_file(cls, file: Any, **options: Any) -> Any:
+        """Read a pickle from an open file."""
+        return cls(file, **options).load()

@@ -17,7 +17,6 @@ from hf_synlm.conversion.rename import (
     fill_model,
     flat_options,
     rename_state_dict,
-    require,
 )
 from hf_synlm.data.vocabulary import (
     BEGIN_TOKEN,
@@ -143,14 +142,11 @@ def _word_final(vocabulary: Sequence[str] | None, vocab_size: int) -> Tensor:
 
 def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any]) -> RNNGConfig:
     """Configuration of a renamed checkpoint; for the options see `convert_rnng`."""
-    require(("strategy", "composition", "nonterminals"), original_config, "The configuration lacks", "Add them.")
-    needed = ("model.embed_tokens.weight", "model.output.weight", "action_head.weight", "model.initial_element")
-    require(needed, tensors)
     vocab_size, width = tensors["model.embed_tokens.weight"].shape
     sizes = {
         "vocab_size": vocab_size,
-        "w_dim": width,
-        "h_dim": tensors["model.output.weight"].shape[1],
+        "embedding_size": width,
+        "hidden_size": tensors["model.output.weight"].shape[1],
         "num_layers": count_parts(tensors, "model.stack_lstm.cells."),
     }
     check_sizes(sizes, original_config)
@@ -158,10 +154,7 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     if vocabulary is not None and len(vocabulary) != vocab_size:
         raise ValueError(f"The vocabulary holds {len(vocabulary)} tokens, the checkpoint {vocab_size}.")
     return RNNGConfig(
-        vocab_size=vocab_size,
-        embedding_size=width,
-        hidden_size=sizes["h_dim"],
-        num_layers=sizes["num_layers"],
+        **sizes,
         dropout=original_config.get("dropout", 0.3),
         transition_system=original_config["strategy"],
         composition=original_config["composition"],

@@ -180,13 +180,10 @@ class ParseOutput(ModelOutput):
                 "tokenizer; for trees over words: hf_synlm.parse_sentences(model, tokenizer, [words])."
             )
         labels = None if self.labels is None else self.labels[sentence][hypothesis]
-        if folds and labels is not None:
-            # Constituents consist of whole words; one that covers a single word stays.
-            number = {0: 0} | {end - offset: place for place, end in enumerate(ends, 1)}
-            spans = [(number[i], number[j]) for i, j in spans]
-        elif folds:
+        if folds:
             last = {end - offset - 1 for end in ends}
-            spans = fold_tokens(spans, [position in last for position in range(length)])
+            is_last = [position in last for position in range(length)]
+            spans = fold_tokens(spans, is_last, keep_words=labels is not None)
         return _write_tree(spans, labels, words)
 
     def _repr_html_(self) -> str:

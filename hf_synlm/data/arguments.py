@@ -12,6 +12,7 @@ import yaml
 from transformers import HfArgumentParser
 
 from hf_synlm.data.files import flag_of
+from hf_synlm.data.text import PathLike
 
 
 def option(default: Any, help: str, **limits: Any) -> Any:
@@ -101,21 +102,22 @@ def read_yaml(text: str, where: str) -> Any:
         raise ValueError(f"{where} is not valid YAML: {error}") from error
 
 
-def read_config_file(path: str) -> dict[str, Any]:
-    """Read a YAML or JSON file of arguments.
+def read_config_file(path: PathLike, what: str = "argument names to values") -> dict[str, Any]:
+    """Read a YAML or JSON file of a mapping.
 
     Args:
         path: the file.
+        what: what it should map, for the message.
 
     Returns:
-        Argument name -> value.
+        Name -> value.
 
     Raises:
         ValueError: the file is missing, or does not contain a mapping.
     """
-    values = read_yaml(Path(path).read_text(encoding="utf-8"), path)
+    values = read_yaml(Path(path).read_text(encoding="utf-8"), str(path))
     if not isinstance(values, dict):
-        raise ValueError(f"{path} does not contain a mapping of argument names to values.")
+        raise ValueError(f"{path} does not contain a mapping of {what}.")
     return values
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Reading brackets: as the nodes of a treebank, or unlabeled ones as spans.
+r"""Reading brackets: as the nodes of a treebank, or those without tags as spans.
 
 Of a treebank, `read_nodes` knows several styles:
 
@@ -80,7 +80,7 @@ def read_brackets(
 ) -> Iterator[tuple[str, tuple[int, int], bool]]:
     """Split bracketed trees into brackets and words, and check that the brackets match.
 
-    All readers of trees use this: `brackets_to_spans`, `hf_synlm.data.treebank`, and `evalb_input` of the evaluation.
+    All readers of trees use this: those of this file, `hf_synlm.data.treebank`, and `evalb_input` of the evaluation.
 
     Args:
         lines: lines of text.
@@ -274,7 +274,7 @@ def _is_empty(word: str) -> bool:
     return word == "0" or word.startswith("*")
 
 
-# --------------------------------------------------------------------------------------------------- unlabeled brackets
+# ------------------------------------------------------------------------------------------------ trees without tags
 def brackets_to_spans(text: str) -> tuple[list[Span], list[str]]:
     """Read unlabeled brackets such as `((fruit flies) (like (a banana)))`.
 
@@ -293,29 +293,67 @@ def brackets_to_spans(text: str) -> tuple[list[Span], list[str]]:
 
     Cost: O(length of the text).
     """
-    spans: list[Span] = []
+    constituents, words = _read_tree(text, has_labels=False)
+    return [(i, j) for _, i, j in constituents], words
+
+
+def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """Read labeled brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
+
+    Inverse of `hf_synlm.trees.spans.labeled_spans_to_brackets`. For trees with tags use
+    `hf_synlm.data.treebank.parse_treebank`; here a tag would be a constituent over one word.
+
+    Args:
+        text: one tree; white space between words and brackets is free.
+
+    Returns:
+        (label, i, j) of every constituent in post-order, unary chains from bottom to top, and the words with -LRB- and
+        -RRB- turned back into parentheses.
+
+    Raises:
+        ValueError: the text is empty, brackets do not match, a bracket has no label or no words, or text follows after
+            the tree; the message names the character position.
+
+    Cost: O(length of the text).
+    """
+    return _read_tree(text, has_labels=True)
+
+
+def _read_tree(text: str, has_labels: bool) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """Label and span of every bracket in post-order, and the words; labels may be empty if there are none."""
+    constituents: list[tuple[str, int, int]] = []
     words: list[str] = []
-    # Per open bracket: its character in the text, its first word, its number of children.
-    open_nodes: list[tuple[int, int, int]] = []
-    for symbol, place, _ in read_brackets([text]):
+    # Per open bracket: its character in the text, its label, its first word, its number of children.
+    open_nodes: list[tuple[int, str, int, int]] = []
+    for symbol, place, is_first in read_brackets([text]):
         if words and not open_nodes:
             raise ValueError(f"{_at_character(symbol, place)} stands after the end of the tree: give one tree")
         if symbol == "(":
-            open_nodes.append((place[1], len(words), 0))
+            open_nodes.append((place[1], "", len(words), 0))
+            continue
+        if is_first and has_labels and symbol != ")":
+            open_nodes[-1] = (open_nodes[-1][0], symbol, len(words), 0)
             continue
         if symbol == ")":
-            opened_at, start, count = open_nodes.pop()
-            if count < 2:
+            opened_at, label, start, count = open_nodes.pop()
+            if has_labels and not label:
+                raise ValueError(f"the bracket opened at character {opened_at} has no label: add one")
+            if has_labels and not count:
+                raise ValueError(
+                    f"the bracket opened at character {opened_at} contains no word: give it one, and write "
+                    "parentheses that are characters as -LRB- and -RRB-"
+                )
+            if not has_labels and count < 2:
                 raise ValueError(
                     f"the bracket opened at character {opened_at} has {count} child(ren): "
                     "a constituent needs at least two, a single word stands without brackets"
                 )
-            spans.append((start, len(words)))
+            constituents.append((label, start, len(words)))
         else:
             words.append(unescape_word(symbol))
         if open_nodes:
-            opened_at, start, count = open_nodes.pop()
-            open_nodes.append((opened_at, start, count + 1))
+            opened_at, label, start, count = open_nodes.pop()
+            open_nodes.append((opened_at, label, start, count + 1))
     if not words:
         raise ValueError(f"no tree in {text!r}: leave empty lines out")
-    return spans, words
+    return constituents, words

@@ -143,10 +143,10 @@ def encode_joined(
     """
     strings = [list(_strings(words, marks)) for words, marks in zip(sentences, joined, strict=True)]
     distinct = list(dict.fromkeys(string for row in strings for string in row))
-    pieces = dict(zip(distinct, _cut(tokenizer, ["".join(string) for string in distinct]), strict=True))
+    pieces = dict(zip(distinct, cut_texts(tokenizer, ["".join(string) for string in distinct]), strict=True))
     groups = {string: _by_word(string, *pieces[string]) for string in distinct}
     apart = list(dict.fromkeys(word for string in distinct if not all(groups[string]) for word in string))
-    alone = {word: ids for word, (ids, _) in zip(apart, _cut(tokenizer, apart), strict=True)}
+    alone = {word: ids for word, (ids, _) in zip(apart, cut_texts(tokenizer, apart), strict=True)}
     groups |= {string: [alone[word] for word in string] for string in distinct if not all(groups[string])}
     if any(not word.startswith(" ") and tokenizer.decode(ids).startswith(" ") for word, ids in alone.items()):
         raise ValueError("the tokenizer puts a space before every text, so it cannot cut words that touch")
@@ -165,7 +165,7 @@ def _strings(words: Sequence[str], joined: Sequence[bool]) -> Iterator[tuple[str
         yield (f" {first}" if start else first, *others)
 
 
-def _cut(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+def cut_texts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
     """Ids and offsets of the pieces of each text; what looks like a special token is text."""
     if not texts:
         return []  # a tokenizer does not take an empty batch

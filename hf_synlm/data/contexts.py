@@ -51,10 +51,8 @@ def pack_sentences(
     """
     starts = np.concatenate([[0], sentence_ends[:-1]]).astype(np.int64) if len(sentence_ends) else np.zeros(0, np.int64)
     lengths = sentence_ends - starts
-    kept = np.arange(len(lengths))
-    if max_sentence_tokens is not None:
-        kept = np.flatnonzero(lengths <= max_sentence_tokens)
-        starts, lengths = starts[kept], lengths[kept]
+    kept = np.flatnonzero(lengths <= (np.inf if max_sentence_tokens is None else max_sentence_tokens))
+    starts, lengths = starts[kept], lengths[kept]
     pieces = -(-lengths // context_length)
     sentence_U = np.repeat(kept, pieces)
     inside_U = np.arange(len(sentence_U)) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # number of the piece
@@ -216,13 +214,10 @@ class ContextDataset(torch.utils.data.Dataset):
         lengths = np.diff(bounds)
         ids = shard.input_ids[start:stop].astype(np.int64)
         ends = shard.word_ends(start, stop) if self.with_word_ends else None
-        if self.max_sentence_tokens is not None:
-            is_kept = lengths <= self.max_sentence_tokens
-            if not is_kept.all():
-                mask = np.repeat(is_kept, lengths)
-                ids, ends = ids[mask], ends if ends is None else ends[mask]
-        else:
-            is_kept = np.ones(len(lengths), bool)
+        is_kept = lengths <= (np.inf if self.max_sentence_tokens is None else self.max_sentence_tokens)
+        if not is_kept.all():
+            mask = np.repeat(is_kept, lengths)
+            ids, ends = ids[mask], ends if ends is None else ends[mask]
         lengths = lengths[is_kept]
         if self.end_of_document_id is not None:
             at = self._marks(shard, first, last, is_kept, lengths)

@@ -88,7 +88,7 @@ class _Row(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """A multiword token over the words [first, last)."""
+    """A word, or a multiword token, over the words [first, last) of the treebank."""
 
     first: int
     last: int
@@ -189,22 +189,28 @@ def _read_sentence(block: list[tuple[int, str]], path: str, tokens: Tokens, coun
     heads = _read_heads(words, first)
     counts["empty nodes"] += num_empty
     counts["multiword tokens"] += len(ranges)
+    spaces = [row.space for row in words]
+    for span in ranges:
+        spaces[span.first : span.last] = [*[False] * (span.last - span.first - 1), span.row.space]
     joined = ranges if tokens == "surface" else []
     inside = {place for span in joined for place in range(span.first, span.last)}
-    rows = [*(span.row for span in joined), *(row for place, row in enumerate(words) if place not in inside)]
-    counts["words with white space"] += sum(row.word != row.columns[1] for row in rows)
+    spans = sorted([*joined, *(_Range(k, k + 1, row) for k, row in enumerate(words) if k not in inside)])
+    counts["words with white space"] += sum(span.row.word != span.row.columns[1] for span in spans)
     comments = (text[1:].partition("=") for _, text in block if text[0] == "#")
     names = [value.strip() for key, _, value in comments if key.strip() == "sent_id"]
-    sentence = DependencySentence(
-        words=tuple(row.word for row in words),
-        tags=tuple(row.columns[3] for row in words),
-        heads=heads,
-        relations=tuple(row.columns[7] for row in words),
-        spaces=_spaces(words, ranges),
+    # A range hangs as that of its words with the fewest arcs to the root.
+    depths = _depths(heads)
+    speakers = [min(range(span.first, span.last), key=depths.__getitem__) for span in spans]
+    place_of = [place for place, span in enumerate(spans) for _ in range(span.first, span.last)]
+    return DependencySentence(
+        words=tuple(span.row.word for span in spans),
+        tags=tuple(words[k].columns[3] for k in speakers),
+        heads=tuple(-1 if heads[k] < 0 else place_of[heads[k]] for k in speakers),
+        relations=tuple(words[k].columns[7] for k in speakers),
+        spaces=tuple(spaces[span.last - 1] for span in spans),
         source=f"{path}:{first}",
         name=names[0] if names else "",
     )
-    return _join_ranges(sentence, ranges) if tokens == "surface" else sentence
 
 
 def _sort_rows(rows: Iterable[_Row]) -> tuple[list[_Row], list[_Range], int]:
@@ -240,14 +246,6 @@ def _sort_rows(rows: Iterable[_Row]) -> tuple[list[_Row], list[_Range], int]:
     return words, ranges, num_empty
 
 
-def _spaces(words: Sequence[_Row], ranges: Sequence[_Range]) -> tuple[bool, ...]:
-    """Whether a space follows each word: none inside a range."""
-    spaces = [row.space for row in words]
-    for span in ranges:
-        spaces[span.first : span.last] = [*[False] * (span.last - span.first - 1), span.row.space]
-    return tuple(spaces)
-
-
 def _read_heads(words: Sequence[_Row], first_line: int) -> tuple[int, ...]:
     """The place of each word's head, -1 for the root."""
     for number, row in enumerate(words, 1):
@@ -275,28 +273,6 @@ def _depths(heads: Sequence[int]) -> list[int]:
             word, depth = heads[word], depth + 1
         depths.append(depth)
     return depths
-
-
-def _join_ranges(sentence: DependencySentence, ranges: Sequence[_Range]) -> DependencySentence:
-    """Make one word of each range: it hangs as the word of the range with the fewest arcs to the root."""
-    depths, inside = _depths(sentence.heads), {span.first: span for span in ranges}
-    speakers: list[int] = []  # the word that stands for each token
-    forms: dict[int, _Row] = {}
-    token_of: list[int] = []
-    while len(token_of) < len(depths):
-        first = len(token_of)
-        last = inside[first].last if first in inside else first + 1
-        if first in inside:
-            forms[len(speakers)] = inside[first].row
-        token_of += [len(speakers)] * (last - first)
-        speakers.append(min(range(first, last), key=depths.__getitem__))
-    kept = _select(sentence, speakers)
-    return dataclasses.replace(
-        kept,
-        words=tuple(forms[k].word if k in forms else word for k, word in enumerate(kept.words)),
-        spaces=tuple(forms[k].space if k in forms else space for k, space in enumerate(kept.spaces)),
-        heads=tuple(-1 if head < 0 else token_of[head] for head in kept.heads),
-    )
 
 
 def _select(sentence: DependencySentence, places: Sequence[int]) -> DependencySentence:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.collate import encode_joined, word_ends_from_offsets, word_ends_from_word_ids
+from hf_synlm.data.collate import cut_texts, encode_joined, word_ends_from_offsets, word_ends_from_word_ids
 from hf_synlm.data.punctuation import stands_joined
 from hf_synlm.data.text import NATURAL, errors_at
 from hf_synlm.data.treebank import TreebankSentence
@@ -84,15 +84,7 @@ def _cut(
     if text_style == NATURAL:
         joined = [stands_joined(s.words, s.tags) if s.joined is None else s.joined for s in sentences]
         return encode_joined(tokenizer, [sentence.words for sentence in sentences], joined)
-    encoding = tokenizer(
-        [" ".join(sentence.words) for sentence in sentences],
-        add_special_tokens=False,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        split_special_tokens=True,
-        verbose=False,
-    )
-    return zip(encoding["input_ids"], encoding["offset_mapping"], strict=True)
+    return cut_texts(tokenizer, [" ".join(sentence.words) for sentence in sentences])
 
 
 def gold_distances(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[int]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from hf_synlm.data.brackets import brackets_to_spans, unescape_word
+from hf_synlm.data.brackets import brackets_to_labeled_spans, brackets_to_spans, unescape_word
 from hf_synlm.data.dependencies import has_content, is_conllu
 from hf_synlm.data.text import PathLike, errors_at, read_lines_beside
 from hf_synlm.data.treebank import (
@@ -23,7 +23,6 @@ from hf_synlm.data.treebank import (
     UNIVERSAL_WORD_TAGS,
     WORD_TAGS,
     TreebankSentence,
-    brackets_to_labeled_spans,
     parse_treebank,
     read_dependency_trees,
 )
@@ -121,10 +120,14 @@ class ParsedSentence:
                     f"sentence {sentence} has {expected}, but {len(words)} words were given: one per token"
                 )
             ends = list(range(offset + 1, offset + length + 1))
+        last = set(ends)
+        is_last = [position in last for position in range(offset + 1, max(last, default=offset) + 1)]
         found: dict[tuple[tuple[Span, ...], tuple[str, ...] | None], list[float]] = {}
         for rank, spans in enumerate(output.spans[sentence]):
             labels = None if output.labels is None else tuple(output.labels[sentence][rank])
-            same = found.setdefault((_spans_over_words(spans, labels, ends, offset), labels), [])
+            shifted = [(i - offset, j - offset) for i, j in spans]
+            over_words = tuple(fold_tokens(shifted, is_last, keep_words=labels is not None))
+            same = found.setdefault((over_words, labels), [])
             if output.log_probs is not None:
                 same.append(float(output.log_probs[sentence, rank]))
         trees = [Hypothesis(*tree, _log_sum(values) if values else None) for tree, values in found.items()]
@@ -249,41 +252,6 @@ def _log_sum(values: Sequence[float]) -> float:
     if len(values) == 1 or largest == -math.inf:
         return largest
     return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
-
-
-def _spans_over_words(
-    spans: Sequence[Span], labels: Sequence[str] | None, word_ends: Sequence[int], offset: int
-) -> tuple[Span, ...]:
-    """Turn spans over the token positions of a row into spans over words; without labels, spans inside words vanish."""
-    if labels is not None:
-        return tuple(word_brackets(spans, labels, word_ends, offset))
-    last = {end - offset - 1 for end in word_ends}
-    shifted = [(i - offset, j - offset) for i, j in spans]
-    return tuple(fold_tokens(shifted, [position in last for position in range(word_ends[-1] - offset)]))
-
-
-def word_brackets(
-    spans: Sequence[Span], labels: Sequence[str], word_ends: Sequence[int], offset: int = 0
-) -> list[Span]:
-    """Turn spans over word pieces into spans over words.
-
-    Args:
-        spans: half-open token spans of one tree, as in `ParseOutput.spans[sentence][hypothesis]`.
-        labels: one label per span.
-        word_ends: the end (exclusive token position) of each word, as in `ParseOutput.word_ends[sentence]`.
-        offset: token position at which the first word begins, as in `ParseOutput.offsets[sentence]`.
-
-    Returns:
-        The spans in words, aligned with `labels`; a constituent over one word keeps its width of 1.
-
-    Raises:
-        ValueError: a span begins or ends inside a word, or labels and spans do not fit.
-    """
-    boundary = {position: word for word, position in enumerate((offset, *word_ends))}
-    for label, (i, j) in zip(labels, spans, strict=True):
-        if i not in boundary or j not in boundary:
-            raise ValueError(f"{label} ({i}, {j}) begins or ends inside a word: words end at {list(word_ends)}")
-    return [(boundary[i], boundary[j]) for i, j in spans]
 
 
 def as_treebank_sentence(parsed: ParsedSentence, source: str) -> TreebankSentence:

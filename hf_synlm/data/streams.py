@@ -80,22 +80,18 @@ def make_stream(sentences: Iterable[SentenceCode], boundary_id: int) -> TokenStr
         The stream. The gold distance of the first token of every sentence becomes the largest of all.
 
     Raises:
-        ValueError: there are no sentences, or distances of another number.
+        ValueError: there are no sentences.
 
     Cost: O(N).
     """
     ids, starts = [np.array([boundary_id], dtype=np.int32)], [1]
     distances: list[Any] = []
     spans: list[Any] = []
-    for index, sentence in enumerate(sentences):
+    for sentence in sentences:
         start, count = starts[-1], len(sentence.input_ids)
         ids.append(np.array([*sentence.input_ids, boundary_id], dtype=np.int32))
         starts.append(start + count + 1)
         if sentence.distances is not None:
-            if len(sentence.distances) != count + 1:
-                raise ValueError(
-                    f"sentence {index} has {len(sentence.distances)} distances for {count} tokens, not one more"
-                )
             distances.append(np.array(sentence.distances, dtype=np.float32))
         if sentence.spans is not None:
             ordered = sorted(sentence.spans, key=lambda span: (span[1], -span[0]))

@@ -323,8 +323,8 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     Raises:
         ValueError: one of these tokens is missing.
     """
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    ids |= {name: getattr(tokenizer, name) for name in ("cls_token_id", "sep_token_id")}
+    names = (f"{role}_token_id" for role in ("bos", "eos", "pad", "cls", "sep"))
+    ids = {name: getattr(tokenizer, name) for name in names}
     ids["reduce_token_id"] = tokenizer.get_vocab().get(REDUCE_TOKEN)
     missing = [name for name, value in ids.items() if value is None]
     if missing:

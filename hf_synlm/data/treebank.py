@@ -26,9 +26,7 @@ from hf_synlm.data.brackets import (
     ROOT_LABELS,
     TRACE_TAG,
     Node,
-    read_brackets,
     read_nodes,
-    unescape_word,
 )
 from hf_synlm.data.dependencies import (
     DependencySentence,
@@ -393,53 +391,6 @@ def _flatten(
     if words and (not labeled_spans or labeled_spans[-1][1:] != whole):
         labeled_spans.append(("ROOT", *whole))
     return TreebankSentence(tuple(words), tuple(tags), tuple(labeled_spans), f"{source}:{line}")
-
-
-def brackets_to_labeled_spans(text: str) -> tuple[list[tuple[str, int, int]], list[str]]:
-    """Read labeled brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
-
-    Inverse of `hf_synlm.trees.spans.labeled_spans_to_brackets`. For trees with tags use `parse_treebank`; here a tag
-    would be a constituent over one word.
-
-    Args:
-        text: one tree; white space between words and brackets is free.
-
-    Returns:
-        (label, i, j) of every constituent in post-order, unary chains from bottom to top, and the words with -LRB- and
-        -RRB- turned back into parentheses.
-
-    Raises:
-        ValueError: the text is empty, brackets do not match, a bracket has no label or no words, or text follows after
-            the tree; the message names the character position.
-
-    Cost: O(length of the text).
-    """
-    labeled_spans: list[tuple[str, int, int]] = []
-    words: list[str] = []
-    # Per open bracket: its character in the text, its label, its first word.
-    open_nodes: list[tuple[int, str, int]] = []
-    for symbol, (_, character), is_first in read_brackets([text]):
-        if words and not open_nodes:
-            raise ValueError(f"{symbol!r} at character {character} stands after the end of the tree: give one tree")
-        if symbol == "(":
-            open_nodes.append((character, "", len(words)))
-        elif symbol == ")":
-            opened_at, label, start = open_nodes.pop()
-            if not label:
-                raise ValueError(f"the bracket opened at character {opened_at} has no label: add one")
-            if start == len(words):
-                raise ValueError(
-                    f"the bracket opened at character {opened_at} contains no word: give it one, and write "
-                    "parentheses that are characters as -LRB- and -RRB-"
-                )
-            labeled_spans.append((label, start, len(words)))
-        elif is_first:
-            open_nodes[-1] = (open_nodes[-1][0], symbol, len(words))
-        else:
-            words.append(unescape_word(symbol))
-    if not words:
-        raise ValueError(f"no tree in {text!r}: leave empty lines out")
-    return labeled_spans, words
 
 
 def sentence_to_brackets(sentence: TreebankSentence) -> str:

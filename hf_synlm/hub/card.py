@@ -11,7 +11,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_downloa
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from transformers import PreTrainedConfig
 
+from hf_synlm.data.arguments import read_config_file
 from hf_synlm.hub.abilities import declared
+from hf_synlm.hub.checkpoint import code_repositories
 
 TEMPLATE_FILE = Path(__file__).with_name("card_template.md")
 # Parts of the template that only language models have, with trees, with a search over trees or without, or classifiers.
@@ -133,10 +135,10 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
 
 def _code(config: PreTrainedConfig) -> str:
     """Where the code of a model is, for the card."""
-    elsewhere = {reference.partition("--")[0] for reference in config.auto_map.values() if "--" in reference}
+    elsewhere = code_repositories(config.auto_map)
     if not elsewhere:
         return "The repository holds its own code"
-    return f"Its code lies in the repository {', '.join(f'`{name}`' for name in sorted(elsewhere))} of the Hub"
+    return f"Its code lies in the repository {', '.join(f'`{name}`' for name in elsewhere)} of the Hub"
 
 
 def _papers(config: PreTrainedConfig) -> list[str]:
@@ -203,13 +205,7 @@ def _saved_file(model: str, name: str, revision: str | None) -> Path | None:
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The facts of a card in a YAML or JSON file."""
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is neither YAML nor JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must map facts to values, such as `license: cc0-1.0`")
-    return found
+    return read_config_file(path, "facts to values, such as `license: cc0-1.0`")
 
 
 def _sections(config: PreTrainedConfig, task: str) -> set[str]:

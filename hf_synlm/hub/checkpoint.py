@@ -72,9 +72,7 @@ def loaded_tensors(name: str, revision: str | None = None) -> dict[str, StoredTe
 
 def weight_checksums(folder: str | os.PathLike) -> dict[str, str]:
     """SHA-256 of the safetensors files in a folder, by file name."""
-    folder = Path(folder)
-    files = [folder / _ADAPTER_WEIGHTS] if is_adapter(folder) else sorted(folder.glob("*.safetensors"))
-    return {path.name: file_sha256(path) for path in files}
+    return {path.name: file_sha256(path) for path in weight_files(Path(folder))}
 
 
 def is_adapter(folder: Path) -> bool:

@@ -100,6 +100,8 @@ class ActionCodec(TreeCodec):
     """GEN and COMP of binary trees (URNNG); an end token stands beside the tree of the words."""
 
     field = "actions"
+    shift = GEN
+    """The action that reads a token."""
 
     def write(self, spans: list[Span], num_tokens: int) -> list[int]:
         """See `TreeCodec`."""
@@ -115,7 +117,7 @@ class ActionCodec(TreeCodec):
 
     def steps(self, batch: Row) -> tuple[Tensor, Tensor]:
         """See `TreeCodec`: all actions."""
-        return _steps(batch["actions"], GEN, PAD_ACTION)
+        return _steps(batch["actions"], self.shift, self.padding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ class LabeledCodec(ActionCodec):
     labels: tuple[str, ...] = ()
     """In the order of their ids."""
     padding = PAD
+    shift = SHIFT
 
     @cached_property
     def system(self) -> TransitionSystem:
@@ -192,10 +195,6 @@ class LabeledCodec(ActionCodec):
         """See `TreeCodec`; with `word_ends` [B, T]."""
         ends = pad_rows((row["word_ends"] for row in rows), False, torch.bool)
         return {**super().pad(rows, pad_token_id), "word_ends": ends}
-
-    def steps(self, batch: Row) -> tuple[Tensor, Tensor]:
-        """See `TreeCodec`: all actions."""
-        return _steps(batch["actions"], SHIFT, PAD)
 
 
 CODECS: dict[str, Callable[[Any], TreeCodec]] = {
@@ -260,8 +259,6 @@ def tree_attachments(spans: Sequence[Span], num_tokens: int) -> list[int]:
 
     Each is the last position of the left part of the widest constituent that ends there, else the position itself.
     """
-    if len(spans) != num_tokens - 1:
-        raise ValueError(f"{len(spans)} spans over {num_tokens} tokens are not a binary tree. Binarize it first.")
     attachments, start_of = list(range(1, num_tokens + 1)), list(range(num_tokens))
     for i, j in spans:
         # The right part is the widest constituent so far that ends at j; the left part ends where it starts.

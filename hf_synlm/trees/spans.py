@@ -142,7 +142,7 @@ def check_words(words: Sequence[str], is_space: Callable[[str], bool] = str.issp
 def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], words: Sequence[str]) -> str:
     """Write a labeled tree as brackets without part-of-speech tags, e.g. `(S (NP the cat) (VP sleeps))`.
 
-    Inverse of `hf_synlm.data.treebank.brackets_to_labeled_spans`. Words are escaped as in `spans_to_brackets`.
+    Inverse of `hf_synlm.data.brackets.brackets_to_labeled_spans`. Words are escaped as in `spans_to_brackets`.
 
     Args:
         labeled_spans: (label, i, j) of every constituent, including the whole sentence, in any order, but unary chains
@@ -196,15 +196,16 @@ def check_word_ends(spans: Iterable[Span], word_ends: Sequence[bool]) -> None:
                 )
 
 
-def fold_tokens(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Span]:
+def fold_tokens(spans: Sequence[Span], word_ends: Sequence[bool], *, keep_words: bool = False) -> list[Span]:
     """Map token spans to word spans: spans inside one word vanish, token boundaries become word boundaries.
 
     Args:
         spans: half-open token spans.
         word_ends: per token, True if it is the last piece of its word; the last token must be.
+        keep_words: keep spans over one whole word, as trees with labels have them; others inside a word are an error.
 
     Returns:
-        Half-open word spans of width >= 2, in the order given.
+        Half-open word spans of width >= 2, or with `keep_words` 1, in the order given.
 
     Raises:
         ValueError: a span begins or ends inside a word without lying in that word as a whole, or the last token does
@@ -213,6 +214,6 @@ def fold_tokens(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[Span]:
     Cost: O(n + s) for s spans.
     """
     words = list(accumulate(map(bool, word_ends), initial=0))  # that end before each boundary
-    kept = [(start, end) for start, end in spans if words[start] != words[end - 1]]
+    kept = [(start, end) for start, end in spans if keep_words or words[start] != words[end - 1]]
     check_word_ends(kept, word_ends)
     return [(words[start], words[end]) for start, end in kept]

@@ -9,12 +9,13 @@ tests/reference/trees.py.
 A, in costs, is the length of an action sequence.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from hf_synlm.trees.spans import Span, check_word_ends, validate_spans
+from hf_synlm.trees.spans import check_word_ends, validate_spans
 
 LabeledSpan: TypeAlias = tuple[int, int, int]  # (label id, i, j)
 
@@ -34,17 +35,15 @@ class Stack:
         action: The last action.
         place: Number of elements below what the action made. An in-order NT goes below its left corner.
         start: First token of the constituent that the action opened or closed, or the token that it shifted.
-        depth: Number of elements after the action.
         num_tokens: Number of tokens shifted so far.
         open_nodes: Place and first token of every open nonterminal.
         corner: Place and first token of the last complete element, which an in-order NT takes as its left corner.
-        elements: First token of every element (binary).
+        elements: First token of every element, open nonterminals included; their number is the `depth`.
     """
 
     action: int = PAD
     place: int = 0
     start: int = 0
-    depth: int = 0
     num_tokens: int = 0
     open_nodes: list[tuple[int, int]] = field(default_factory=list)
     corner: tuple[int, int] = (0, 0)
@@ -52,6 +51,11 @@ class Stack:
     after_nonterminal: bool = False
     inside_word: bool = False
     is_finished: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Number of elements."""
+        return len(self.elements)
 
 
 # The id of every NT in the tables below.
@@ -133,18 +137,12 @@ class TransitionSystem:
 
         `labeled_spans` are (label id, i, j) of every constituent, the whole sentence included, in any order but for
         unary chains, which stand from the bottom to the top; width 1 is allowed. In-order also takes a sentence of one
-        token without any constituent. Binary takes a binary tree over the words. A tree that is not like that, or cuts
-        a word, raises ValueError. The result has n SHIFT, one NT and one REDUCE per constituent, and FINISH at the end
-        for in-order; n SHIFT, one label per constituent, and FINISH for binary.
+        token without any constituent. Binary takes what `binary_constituents` gives. A tree that is not like that, or
+        cuts a word, raises ValueError. The result has n SHIFT, one NT and one REDUCE per constituent, and FINISH at the
+        end for in-order; n SHIFT, one label per constituent, and FINISH for binary.
         """
         spans = [(start, end) for _, start, end in labeled_spans]
         validate_spans(spans, num_tokens, min_width=1, allow_duplicates=True)
-        num_words = num_tokens if word_ends is None else sum(word_ends)
-        if self.name == "binary" and (len(set(spans)), len(spans)) != (num_words - 1, num_words - 1):
-            raise ValueError(
-                f"{len(spans)} spans over {num_words} words are not a binary tree, which has {num_words - 1}: see "
-                "binary_constituents"
-            )
         is_bare_token = not spans and (self.name == "binary" or (self.name == "in_order" and num_tokens == 1))
         if (0, num_tokens) not in spans and not is_bare_token:
             raise ValueError(
@@ -153,59 +151,30 @@ class TransitionSystem:
             )
         if word_ends is not None:
             check_word_ends(spans, word_ends)
-        # By end, then by descending start, is post-order; the sort is stable, so unary chains keep their order.
-        ordered = sorted(labeled_spans, key=lambda span: (span[2], -span[1]))
-        if self.name == "in_order":
-            return self._in_order_actions(ordered, num_tokens, word_ends)
-        if self.name == "top_down":
-            return self._top_down_actions(ordered, num_tokens)
-        closing: list[list[int]] = [[] for _ in range(num_tokens + 1)]
-        for label, _, end in ordered:
-            closing[end].append(self.first_nonterminal + label)
-        return [*(action for end in range(1, num_tokens + 1) for action in (SHIFT, *closing[end])), FINISH]
-
-    def _top_down_actions(self, ordered: Sequence[LabeledSpan], num_tokens: int) -> list[int]:
-        """Write spans in post-order as top-down actions."""
-        opening: list[list[int]] = [[] for _ in range(num_tokens)]
-        num_closing = [0] * (num_tokens + 1)
-        for label, start, end in ordered:
-            opening[start].append(self.first_nonterminal + label)
-            num_closing[end] += 1
-        actions: list[int] = []
+        ending: list[list[LabeledSpan]] = [[] for _ in range(num_tokens + 1)]
+        # The sort is stable, so unary chains keep their order.
+        for span in sorted(labeled_spans, key=lambda span: -span[1]):
+            ending[span[2]].append(span)
+        # Pieces of a word are one part of the tree, but for top-down, where they are siblings.
+        is_last = [True] * num_tokens if word_ends is None or self.name == "top_down" else word_ends
+        starts: list[int] = []  # first tokens of the parts that have no parent yet
+        parts: list[list[Any]] = []  # their actions, nested as the tree is
         for token in range(num_tokens):
-            # In post-order the innermost of the constituents that begin here comes first; it is opened last.
-            actions.extend(reversed(opening[token]))
-            actions.append(SHIFT)
-            actions.extend([REDUCE] * num_closing[token + 1])
-        return actions
-
-    def _in_order_actions(
-        self, ordered: Sequence[LabeledSpan], num_tokens: int, word_ends: Sequence[bool] | None
-    ) -> list[int]:
-        """Write spans in post-order as in-order actions."""
-        # Per boundary the constituents that begin there, the innermost at the end of the list.
-        waiting: list[list[tuple[int, int]]] = [[] for _ in range(num_tokens)]
-        for label, start, end in reversed(ordered):
-            waiting[start].append((self.first_nonterminal + label, end))
-        actions: list[int] = []
-        open_spans: list[Span] = []
-        first_piece = 0
-        for end in range(1, num_tokens + 1):
-            actions.append(SHIFT)
-            if word_ends is not None and not word_ends[end - 1]:
-                continue
-            # What is complete, a word at first, is the left corner of the next constituent that begins where it does.
-            corner, first_piece = first_piece, end
-            while True:
-                if waiting[corner]:
-                    action, last = waiting[corner].pop()
-                    actions.append(action)
-                    open_spans.append((corner, last))
-                if not open_spans or open_spans[-1][1] != end:
-                    break
-                actions.append(REDUCE)
-                corner = open_spans.pop()[0]
-        return [*actions, FINISH]
+            if token == 0 or is_last[token - 1]:
+                starts.append(token)
+                parts.append([])
+            parts[-1].append(SHIFT)
+            for label, start, _ in ending[token + 1]:
+                place, action = bisect_left(starts, start), self.first_nonterminal + label
+                children: list[Any] = parts[place:]
+                if self.name == "top_down":
+                    children = [action, *children, REDUCE]
+                elif self.name == "in_order":
+                    children = [children[0], action, *children[1:], REDUCE]
+                else:
+                    children.append(action)
+                starts[place:], parts[place:] = [start], [children]
+        return _flat(parts) + [FINISH] * (self.name != "top_down")
 
     def actions_to_spans(
         self, actions: Sequence[int], word_ends: Sequence[bool] | None = None, *, forest: bool = False
@@ -269,40 +238,42 @@ class TransitionSystem:
 
     def _take(self, action: int, stack: Stack) -> None:
         """Change the stack by a legal action."""
-        if self.name == "binary":
-            self._take_bottom_up(action, stack)
-            return
+        elements = stack.elements
         stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
         if action == SHIFT:
-            stack.place, stack.start = stack.depth, stack.num_tokens
+            if self.name != "binary" or not stack.inside_word:
+                elements.append(stack.num_tokens)
+            stack.place, stack.start = len(elements) - 1, elements[-1]
             if not stack.inside_word:
                 stack.corner = stack.place, stack.start
             stack.num_tokens += 1
-            stack.depth += 1
         elif action == REDUCE:
             stack.place, stack.start = stack.corner = stack.open_nodes.pop()
-            stack.depth = stack.place + 1
+            del elements[stack.place + 1 :]
             stack.is_finished = not stack.open_nodes and self.name == "top_down"
-        elif stack.after_nonterminal:
-            below = stack.corner if self.name == "in_order" else (stack.depth, stack.num_tokens)
+        elif not stack.after_nonterminal:
+            stack.is_finished = True
+        elif self.name == "binary":
+            elements.pop()
+            stack.place, stack.start = len(elements) - 1, elements[-1]
+        else:
+            below = stack.corner if self.name == "in_order" else (len(elements), stack.num_tokens)
             stack.place, stack.start = below
             stack.open_nodes.append(below)
-            stack.depth += 1
-        else:
-            stack.is_finished = True
+            elements.insert(*below)
 
-    def _take_bottom_up(self, action: int, stack: Stack) -> None:
-        """Change the stack by a legal action of binary trees."""
-        stack.action, stack.after_nonterminal = action, action >= self.first_nonterminal
-        if stack.after_nonterminal:
-            stack.elements.pop()
-        elif action == SHIFT:
-            if not stack.inside_word:
-                stack.elements.append(stack.num_tokens)
-            stack.num_tokens += 1
+
+def _flat(nested: list[list[Any]]) -> list[int]:
+    """The actions of nested lists in their order, without recursion."""
+    actions: list[int] = []
+    agenda: list[Any] = nested[::-1]
+    while agenda:
+        part = agenda.pop()
+        if isinstance(part, list):
+            agenda.extend(reversed(part))
         else:
-            stack.is_finished = True
-        stack.depth, stack.start, stack.place = len(stack.elements), stack.elements[-1], len(stack.elements) - 1
+            actions.append(part)
+    return actions
 
 
 def _without_padding(actions: Sequence[int]) -> Sequence[int]:

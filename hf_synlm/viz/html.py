@@ -59,21 +59,19 @@ def sentence_to_page(sentence: ParsedSentence, *, title: str | None = None) -> s
     Raises:
         ValueError: a tree does not fit the words.
     """
-    return "".join(_page([_body(sentence)], title or " ".join(sentence.words)))
+    return "".join(page_parts([sentence], title or " ".join(sentence.words)))
 
 
 def page_parts(sentences: Iterable[ParsedSentence], title: str) -> Iterator[str]:
     """An HTML document of several sentences, which needs no other file, in parts; those without words are left out."""
-    return _page((_body(sentence) for sentence in sentences if sentence.words), title)
-
-
-def _page(bodies: Iterable[str], title: str) -> Iterator[str]:
     yield (
         '<!DOCTYPE html>\n<html xmlns="http://www.w3.org/1999/xhtml">\n<head>\n<meta charset="utf-8"/>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
         f"<title>{escape_xml(title)}</title>\n<style>{_PAGE}{_STYLE}</style>\n</head>\n<body>\n"
     )
-    yield from (f'<div class="synlm">\n{body}\n</div>\n' for body in bodies)
+    for sentence in sentences:
+        if sentence.words:
+            yield f'<div class="synlm">\n{_body(sentence)}\n</div>\n'
     yield "</body>\n</html>\n"
 
 

@@ -224,8 +224,8 @@ def test_export(small: Path, tmp_path: Path, capsys):
     again = ("export", small, "--out", out, "--overwrite", "--facts")
     assert "--overwrite" in fail(capsys, "export", small, "--out", out)
     assert "licence" in fail(capsys, *again, tmp_path / "card.yaml")
-    assert "must map facts" in fail(capsys, *again, tmp_path / "none.yaml")
-    assert "neither YAML nor JSON" in fail(capsys, *again, tmp_path / "bad.yaml")
+    assert "mapping of facts to values" in fail(capsys, *again, tmp_path / "none.yaml")
+    assert "is not valid YAML" in fail(capsys, *again, tmp_path / "bad.yaml")
     assert (out / "README.md").read_text() == before
 
 

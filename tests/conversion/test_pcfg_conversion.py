@@ -77,7 +77,7 @@ def test_wrong_sizes_are_named(case: str, options: str) -> None:
 def test_a_simple_pcfg_needs_its_number_of_nonterminals() -> None:
     state, _, meta = read_case("pcfg/07_simple")
     options: dict[str, Any] = {key: value for key, value in meta["config"].items() if key != "NT"}
-    with pytest.raises(ValueError, match=r"lacks \['NT'\]. The tensors of a simple PCFG do not tell NT and T apart"):
+    with pytest.raises(ValueError, match="lacks .NT., which the tensors do not tell"):
         convert_state_dict("pcfg", state, options)
     with pytest.raises(ValueError, match="T is 6 in the configuration and 5 in the tensors"):
         convert_state_dict("pcfg", state, {**options, "NT": 5})

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hf_synlm.data.parsed import word_brackets
 from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.evaluation.trees import evalb
 from tests.helpers.refusals import refused
@@ -104,12 +103,6 @@ def test_treebank_sentences_score_as_files():
         evalb.labeled_f1(list(map(evalb.EvalbTree.from_sentence, test)), gold, parameters).sentences
         == from_files.sentences
     )
-
-
-def test_words_of_pieces():
-    # the | c at | s leeps, with one padded position in front
-    assert word_brackets([(2, 4), (1, 4), (1, 6)], ["N", "NP", "S"], [2, 4, 6], offset=1) == [(1, 2), (0, 2), (0, 3)]
-    refused(r"NP \(1, 3\) begins or ends inside a word", word_brackets, [(1, 3)], ["NP"], [2, 4, 6], offset=1)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hf_synlm
 from hf_synlm.cli import main
-from hf_synlm.data.brackets import brackets_to_spans
+from hf_synlm.data.brackets import brackets_to_labeled_spans, brackets_to_spans
 from hf_synlm.data.files import find_model
 from hf_synlm.data.parsed import read_parse
-from hf_synlm.data.treebank import brackets_to_labeled_spans, parse_treebank
+from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.evaluation.suites.formulas import Formula
 from hf_synlm.evaluation.suites.syntaxgym import load_suite
 from hf_synlm.hub.checkpoint import check_complete, check_model_source, check_tokenizer_source, is_folder

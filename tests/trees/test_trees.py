@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_synlm.data.brackets import brackets_to_spans
-from hf_synlm.data.treebank import brackets_to_labeled_spans
+from hf_synlm.data.brackets import brackets_to_labeled_spans, brackets_to_spans
 from hf_synlm.evaluation.trees.baseline_trees import balanced, left_branching, random_tree
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import (
@@ -163,6 +162,8 @@ def test_fold_tokens():
     assert fold_tokens(spans, word_ends) == [(0, 2), (0, 3)]
     assert fold_tokens(right_branching(3), [True] * 3) == right_branching(3)
     assert fold_tokens([(0, 2)], [False, True]) == []
+    labeled = fold_tokens([(1, 3), (0, 3), (0, 5)], [True, False, True, False, True], keep_words=True)
+    assert labeled == [(1, 2), (0, 2), (0, 3)]
     for wrong, ends, message in [
         ([(3, 5)], word_ends, r"span \(3, 5\) cuts a word at boundary 5"),
         ([(2, 4)], word_ends, r"span \(2, 4\) cuts a word at boundary 2"),

@@ -9,8 +9,6 @@ domain, CC0.
 from importlib import resources
 from pathlib import Path
 
-PARTS = ("train", "valid", "test")
-SAMPLE_NAMES = (*(f"{kind}.{part}.txt" for kind in ("raw", "trees") for part in PARTS), "NOTICE.txt")
 EMBEDDED = "embedded"
 
 
@@ -19,7 +17,7 @@ def resolve_embedded(name: str, sample: str) -> str:
 
     Args:
         name: a path, or "embedded".
-        sample: one of `SAMPLE_NAMES`, which "embedded" stands for.
+        sample: the file that "embedded" stands for.
 
     Returns:
         The path.
@@ -31,12 +29,9 @@ def sample_path(name: str) -> Path:
     """Return where a file of the embedded corpus lies.
 
     Args:
-        name: one of `SAMPLE_NAMES`, e.g. "raw.train.txt".
+        name: e.g. "raw.train.txt".
 
     Returns:
         The path of the installed file.
-
-    Raises:
-        ValueError: there is no such file.
     """
     return Path(str(resources.files(__name__).joinpath(name)))

@@ -147,9 +147,9 @@ def labeled_f1(
 
     Args:
         predicted: per sentence (labels, spans): one label per half-open span over the gold words, in post-order, unary
-            chains as repeated spans (see `word_brackets` for trees over word pieces). A prediction may also be a tree
-            with its own words and tags. Without words, the sentence has no parse. As in EVALB, it is left out of all
-            scores and counted in `num_skipped`. Give ([], []) to count its gold brackets as missed.
+            chains as repeated spans. A prediction may also be a tree with its own words and tags. Without words, the
+            sentence has no parse. As in EVALB, it is left out of all scores and counted in `num_skipped`. Give ([], [])
+            to count its gold brackets as missed.
         gold: the gold trees.
         parameters: what to count; the default is COLLINS.prm. With its list of removed tags, PUNCT of Universal
             Dependencies is removed, too, which the program EVALB does not do.
