@@ -171,4 +171,5 @@ def test_checkpoints_say_how_they_read():
     styles = {folder.name: json.loads((folder / "config.json").read_text())["text_style"] for folder in folders}
     unlike = {"gpst-mini", "gpst-tiny", "pcfg-mini"}
     assert {name for name, style in styles.items() if style == "no-punctuation"} == unlike
-    assert {style for name, style in styles.items() if name not in unlike} == {"treebank"}
+    assert {name for name, style in styles.items() if style == "natural"} == {"tree-lm-smollm2"}
+    assert set(styles.values()) == {"treebank", "natural", "no-punctuation"}
