@@ -45,7 +45,7 @@ _FOLDER = "Folder of a model or of its training run, or its name on the Hub."
 Model = Annotated[str, _of_model(help=_FOLDER, callback=find_model)]
 
 
-def find_models(names: Sequence[str] | None) -> list[str] | None:
+def find_models(names: list[str] | None) -> list[str] | None:
     """As `find_model`, of an option that may be repeated."""
     return names and list(map(find_model, names))
 
