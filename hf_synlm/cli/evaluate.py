@@ -389,7 +389,7 @@ def _plot_reading(result: EvaluationResult, out: Path) -> None:
     lags = range(result.options["spillover"] + 1)
     effects = {row["predictor"]: [(row[f"b_{k}"], row[f"se_{k}"]) for k in lags] for row in result.tables["effects"]}
     unit = "log ms" if result.options["log_rt"] else "ms"
-    titles = _AXES["reading"][0], f"b ({unit} per unit of the predictor)"
+    titles = f"{_AXES['reading'][0]}, 95 % intervals", f"b ({unit} per unit of the predictor), standard errors"
     plot_effects(out, gains, effects, title=f"reading times, {result.data['words']:,} words", axes_titles=titles)
 
 

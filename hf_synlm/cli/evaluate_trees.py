@@ -167,7 +167,7 @@ def parsing(
     parsing: options.ParsingByModels,
     given: AveragingOptions,
     model: list[str] | None = option(
-        "Folder of the model that parses, or its name on the Hub; repeat for a table of several.", "Model"
+        "Folder of the model that parses, or its Hub name; repeat for a table.", "Model", callback=options.find_models
     ),
     trees: list[Path] | None = option(
         "Score the trees in this file instead: one line for each gold sentence, blank if it has no tree; repeat "

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 import typer
 
@@ -43,6 +43,13 @@ _of_model = partial(typer.Option, rich_help_panel=_MODEL)
 _of_computation = partial(typer.Option, rich_help_panel=_COMPUTATION)
 _FOLDER = "Folder of a model or of its training run, or its name on the Hub."
 Model = Annotated[str, _of_model(help=_FOLDER, callback=find_model)]
+
+
+def find_models(names: list[str] | None) -> list[str] | None:
+    """As `find_model`, of an option that may be repeated."""
+    return names and list(map(find_model, names))
+
+
 ModelName = Annotated[str, typer.Argument(help=_FOLDER, callback=find_model)]
 Revision = Annotated[str | None, _of_model(help="Branch, tag or commit of a model on the Hub.")]
 TrustRemoteCode = Annotated[bool, _of_model("--trust-remote-code", help="Run code that comes with the model.")]
@@ -247,10 +254,8 @@ class Loading:
         from hf_synlm.evaluation.text.scoring import TextScorer
 
         outputs.hide_bars_of_weights()
-        given = dataclasses.asdict(self)
+        given = {name: value for name, value in vars(self).items() if name not in ("method", "parse_option")}
         search = {name: given.pop(name) for name in SEARCH_OPTIONS if name in given}
-        for name in ("method", "parse_option"):
-            given.pop(name, None)
         scorer = TextScorer.from_pretrained(model, search_options=search, **given, **more)
         beams = {"num_beams": scorer.num_beams, **scorer.search_options}
         if not scorer.searches:
@@ -293,6 +298,22 @@ class Searching(Widths, Loading):
         "it again to continue from this file.",
         _COMPUTATION,
     )
+
+    def for_models(self, models: Sequence[str]) -> dict[str, Self]:
+        """The options for each model: without those of a beam where only others have one."""
+        typed = [name for name in ("num_beams", *SEARCH_OPTIONS) if getattr(self, name) is not None]
+        if not typed or len(models) < 2:
+            return dict.fromkeys(models, self)
+        from hf_synlm.hub.abilities import declared
+        from hf_synlm.hub.loading import saved_config
+
+        configs = {model: saved_config(model, self.revision, self.trust_remote_code) for model in models}
+        lacking = [model for model, config in configs.items() if not declared(config, "searches")]
+        if not 0 < len(lacking) < len(models):
+            return dict.fromkeys(models, self)
+        outputs.say(f"{', '.join(map(flag_of, typed))}: not for {', '.join(lacking)}, without a beam of trees")
+        plain = type(self)(**{**vars(self), **dict.fromkeys(typed)})
+        return {model: plain if model in lacking else self for model in models}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -363,6 +384,7 @@ class Parsing(Searching):
 
         from hf_synlm.hub.loading import saved_auto_class
 
+        model = find_model(model)
         if saved_auto_class(model, self.revision, self.trust_remote_code) is AutoModelForTokenClassification:
             more["auto_class"] = AutoModelForTokenClassification
         return super().scorer(model, **more)
@@ -405,7 +427,8 @@ class ParsingByModels(Parsing):
                 "once for each --model, in their order"
             )
         each = [methods[0]] * len(models) if len(methods) == 1 else methods
-        return {model: Parsing(**{**vars(self), "method": how}) for model, how in zip(models, each, strict=True)}
+        of = self.for_models(models)
+        return {name: Parsing(**{**vars(of[name]), "method": how}) for name, how in zip(models, each, strict=True)}
 
 
 def grouped(command: Callable[..., None], reads_text: bool = False) -> Callable[..., None]:
@@ -490,6 +513,9 @@ def read_trees(
     """
     lines = read_lines_beside(path)
     kind = parsed.kind_of_trees(path, lines)
+    first = next((line for line in lines if len(line.split()) > 1 and not line.startswith("#")), "(")
+    if kind == "brackets" and not first.lstrip().startswith("("):
+        raise ValueError(f"{path} holds text, not trees (brackets, JSON, CoNLL-U). Make trees by `synlm parse {path}`")
     found, is_certain = (style, True) if style else parsed.guess_style(lines)
     if not is_certain:
         outputs.say(

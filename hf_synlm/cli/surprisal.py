@@ -19,8 +19,8 @@ import typer
 
 from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import MISSING, argument, option
-from hf_synlm.data.files import check_output, file_writer, find_model, write_text
-from hf_synlm.data.text import Tokenization, plural, share
+from hf_synlm.data.files import check_output, file_writer, write_text
+from hf_synlm.data.text import plural, share
 from hf_synlm.evaluation.results import EvaluationResult, describe_files, library_versions
 from hf_synlm.evaluation.text.tables import table_text
 from hf_synlm.evaluation.text.text_items import OpenTexts, TextItem, is_part_of_text, text_files
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _TREES = "Given trees"
 _INSIDE = re.compile(r"\w[^\w\s'’-]+\s+\w")
-_ATTACHED = re.compile(r"\w[^\w\s'’]+(?!\S)")
 
 
 def _check_table(out: Path, overwrite: bool) -> None:
@@ -214,7 +213,7 @@ def surprisal(
         "Folder of a model, or its name on the Hub; repeat for a column of surprisals by each.",
         "Model",
         default=MISSING,
-        callback=lambda names: list(map(find_model, names)),
+        callback=options.find_models,
     ),
     scoring: options.ScoringByBeams,
     reading: InputOptions,
@@ -259,16 +258,19 @@ def surprisal(
     if not measures.lmzoo and reading.sentence_column is None:
         _say_repeated_items(opened.first)
     widest = by_width.pop(max(by_width, key=lambda width: width or 0))
-    scorer = measures.scorer(widest, model[0])
+    of_models = widest.for_models(model)
+    scorer = measures.scorer(of_models[model[0]], model[0])
     outputs.say_plain_context(scorer, measures.context)
     how = measures.how(scorer)
     if given.trees is None:
-        _say_how_text_is_read(scorer, measures.tokenize, how["tokenize"], opened.first)
+        outputs.say_tokenization(scorer, measures.tokenize)
+    if given.trees is None and how["tokenize"] == "no-punctuation":
+        _say_lost_marks(opened.first)
     start = time.perf_counter()
     items, scores, reads_of = _score(scorer, opened, given, list(by_width), len(model), out, how)
     if count_of is not None:
         scores = _with_frequencies(scores, count_of)
-    others, described = _score_by_others(model[1:], widest, measures, reads_of, out)
+    others, described = _score_by_others(dict(list(of_models.items())[1:]), measures, reads_of, out)
     if others:
         from hf_synlm.evaluation.text.surprisal import side_by_side
 
@@ -291,16 +293,6 @@ def surprisal(
     _say_what_was_cut(scorer, counts, how["tokenize"], may_split=given.trees is None)
     for name, number in opened.late.items():
         outputs.say(f"column {name!r} is left out: {share(number, counts['texts'], 'text')} it, and none of the first")
-
-
-def _say_how_text_is_read(
-    scorer: "TextScorer", typed: Tokenization | None, how: Tokenization, first: Sequence[TextItem]
-) -> None:
-    outputs.say_tokenization(scorer, typed)
-    if how == "words":
-        _say_attached_punctuation(scorer, first)
-    if how == "no-punctuation":
-        _say_lost_marks(first)
 
 
 def _score(
@@ -363,15 +355,14 @@ def _column_of(model: str) -> str:
 
 
 def _score_by_others(
-    names: Sequence[str],
-    scoring: options.Scoring,
+    of_models: Mapping[str, options.Scoring],
     measures: MeasureOptions,
     reads: Sequence[Iterable[TextItem]],
     out: Path | None,
 ) -> "tuple[dict[str, Iterable[WordScores]], dict[str, Any]]":
     """Scores of the words of texts by further models, by their columns, and what describes the models."""
     found, described = {}, []
-    for name, read in zip(names, reads, strict=False):
+    for (name, scoring), read in zip(of_models.items(), reads, strict=False):
         scorer = scoring.scorer(name, begin=measures.first_word, details=False)
         how = measures.how(scorer)
         found[_column_of(name)] = _search(scorer, [read], [], out, how)
@@ -481,23 +472,6 @@ def _say_lost_marks(items: Sequence[TextItem]) -> None:
         outputs.say(
             f"--tokenize no-punctuation: {share(inside, len(items), 'text')} marks between words, such as commas, "
             "which are left out. If you compare texts with and without them, choose a model that reads punctuation"
-        )
-
-
-def _say_attached_punctuation(scorer: "TextScorer", items: Sequence[TextItem]) -> None:
-    """Remark on words such as `end.`, which models of this library that spell words with pieces seldom learn from.
-
-    A vocabulary of words does not have them, see `_say_what_was_cut`.
-    """
-    from hf_synlm.evaluation.text.words import has_words
-
-    words = sum(len(item.text.split()) for item in items)
-    attached = sum(len(_ATTACHED.findall(item.text)) for item in items)
-    if attached >= 0.1 * words and scorer.begins_itself and not has_words(scorer.tokenizer):
-        outputs.say(
-            f"{attached / words:.0%} of the words have punctuation attached. Models of treebanks have learned it as "
-            "words of their own (--tokenize ptb), others have learned without it (--tokenize no-punctuation): see the "
-            "card of the model"
         )
 
 

@@ -75,6 +75,7 @@ def parse(
         "Folder of a model, or its name on the Hub; repeat for several, to print the average of their trees.",
         "Model",
         default=MISSING,
+        callback=options.find_models,
     ),
     parsing: options.Parsing,
     style: FormatOption = "brackets",
@@ -119,17 +120,17 @@ def parse(
 
     runs: dict[str, Iterator[ParsedSentence]] = {}
     skipped = Counter[str]()
-    for name in model:
-        scorer = parsing.scorer(name)
+    for name, own in parsing.for_models(model).items():
+        scorer = own.scorer(name)
         runs[name] = iterate_parses(
             scorer.model,
             scorer.tokenizer,
             sentences,
-            {**parsing.computation(), "progress": f"parse: {scorer.name}"},
+            {**own.computation(), "progress": f"parse: {scorer.name}"},
             tokenize=scorer.tokenization(tokenize) if len(model) == 1 else None,  # several share their words
             skipped=skipped,
             skip_long=skip_long,
-            **parsing.chosen(num_return_sequences=wanted.count(scorer.model, parsing, among_several=len(model) > 1)),
+            **own.chosen(num_return_sequences=wanted.count(scorer.model, own, among_several=len(model) > 1)),
         )
         runs[name] = runs[name] if is_stream else iter(list(runs[name]))  # one model after the other
     if len(model) == 1:

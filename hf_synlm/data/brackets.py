@@ -149,6 +149,7 @@ def read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterato
             node = path.pop()
             if not node.words and not node.children:
                 layout.bare.append((node, path[-1] if path else node))
+            layout.branches |= len(node.children) > 1 and bool(node.label)
             if path:
                 path[-1].children.append(node)
             else:
@@ -206,12 +207,14 @@ class _Layout:
         self.margin: list[Node] = []  # brackets of a tree that begin in column 0
         self.bare: list[tuple[Node, Node]] = []  # brackets of a tree with nothing but a label, each with its parent
         self.broken: list[tuple[int, int]] = []  # lines of trees in column 0, and of the first bracket there inside
+        self.branches = self.is_open = False  # brackets of several ones, with a label and without
         self.num_whole, self.has_long = 0, False  # of the other trees, and whether one has several lines
 
     def end_tree(self, root: Node, end: tuple[int, int]) -> None:
         """Check a tree, whose last bracket has the place `end`, and make it one of the usual style."""
         if self.bare:
             _open_words(root, self.bare, self.source)
+        self.is_open |= not root.label and len(root.children) > 1
         if not root.label and any(child.label in _ABOUT_TEXT for child in root.children):
             _leave_out_remarks(root)
         # A tree that ends in column 0, too, is written so on purpose.
@@ -226,7 +229,11 @@ class _Layout:
         self.bare.clear()
 
     def end_file(self) -> None:
-        """Refuse trees, or warn of them, that seem to be several ones."""
+        """Refuse trees, or warn of them, that seem to be several ones, or to be unlabeled."""
+        if self.is_open and not self.branches and self.source != "<text>":  # a tree alone tells little
+            raise ValueError(
+                f"{self.source} holds unlabeled trees? Write labels and tags: (S (NP (DT the) (NN cat)) ...)"
+            )
         if self.num_whole >= len(self.broken) > 0:
             first, second = self.broken[0]
             if not self.has_long:

@@ -62,10 +62,10 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
     """Raise ValueError, which names every difference, if a corpus is made from other text or with other options."""
     changed = differences(read_record(folder / MADE_FROM_FILE), made_from)
     if changed:
+        told = [text for text in changed if ".bytes was" not in text and "sha256 was" not in text]
         raise ValueError(
-            f"{folder} is made from something else: {'; '.join(changed)}. Repeat the old values (as options of "
-            f"python training/prepare_text.py --output-dir {folder.parent}), choose another folder, "
-            "or delete this one."
+            f"{folder.parent} holds text that was prepared otherwise: {'; '.join(told) or 'its files were others'}. "
+            f"Repeat the old values, choose another folder (--output-dir), or delete {folder.parent}."
         )
 
 

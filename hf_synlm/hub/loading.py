@@ -108,15 +108,20 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(name)
 
 
+def saved_config(name: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """Load a configuration from a folder or the Hub, or say in one line why that fails."""
+    name = find_model(name)
+    check_model_source(name, revision)
+    with one_line_errors(name, "model"):
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+
+
 def saved_auto_class(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
     """The Auto class that loads a model as what it was saved: a language model, a classifier, or a bare model.
 
     It is that of causal language models if the configuration does not tell.
     """
-    name = find_model(name)
-    check_model_source(name, revision)
-    with one_line_errors(name, "model"):
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+    config = saved_config(name, revision, trust_remote_code)
     saved = next(iter(config.architectures or ()), None)
     auto_map = getattr(config, "auto_map", None) or {}
     kinds = architectures.AUTO_CLASSES.values()

@@ -22,6 +22,7 @@ from hf_synlm.viz.layout import clean_text
 
 # Colors that stay apart for color-blind readers (Okabe and Ito 2008).
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
+_MOST_NAMES = 60  # below an axis; of more, some are written
 
 
 @contextlib.contextmanager
@@ -153,7 +154,7 @@ def plot_lines(
     title: str,
     axes_titles: tuple[str, str],
 ) -> None:
-    """Draw a line per series over named places, with error bars; NaN: no point.
+    """Draw a line per series over named places, with error bars; NaN: no point. Of many places, some have their name.
 
     Args:
         path: File to write; its ending is the format: .svg, .png or .pdf.
@@ -162,10 +163,12 @@ def plot_lines(
         title: Title of the picture.
         axes_titles: What the places and the values are.
     """
-    with _figure(max(5, 1.5 + 0.6 * len(names)), 4, path) as figure:
+    step = -(-len(names) // _MOST_NAMES)
+    with _figure(max(5, 1.5 + 0.6 * min(len(names), _MOST_NAMES)), 4, path) as figure:
         axes = figure.subplots()
         _draw_lines(axes, lines, 0.04)
-        axes.set_xticks(range(len(names)), names, rotation=30 if len("".join(names)) > 60 else 0)
+        shown = names[::step]
+        axes.set_xticks(range(0, len(names), step), shown, rotation=30 if len("".join(shown)) > 60 else 0)
         axes.set(xlabel=axes_titles[0], ylabel=axes_titles[1])
         axes.set_title(title, fontsize=10, wrap=True)
 

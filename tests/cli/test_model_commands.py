@@ -241,9 +241,10 @@ def test_export_keeps_a_classifier(small: Path, tmp_path: Path, capsys):
 
 
 @pytest.mark.usefixtures("warm_verify")
-def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsys):
+def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsys, caplog):
     options = ("--text", "We ask", "--max-new-tokens", 2, "--format", "json")
     report = json.loads(run(capsys, "verify", small, *options))
+    assert "LOAD REPORT" not in caplog.text
     assert report["passed"] and {"AutoModelForCausalLM", "parse", "generate"} <= {c["name"] for c in report["checks"]}
     file = small / "modeling_gpst.py"
     file.write_text(file.read_text() + "\nraise RuntimeError('broken')\n")

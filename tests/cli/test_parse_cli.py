@@ -178,6 +178,8 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
     assert "holds no text" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
     assert "empty.txt holds no tree" in fail(capsys, "draw", files / "empty.txt")
+    (files / "text.txt").write_text("Stop\nWe ask (for peace).\n", encoding="utf-8")
+    assert "text.txt holds text, not trees" in fail(capsys, "draw", files / "text.txt")
     for ending, meant in (("tex", "latex"), ("svg", "svg"), ("html", "html"), ("jsonl", "json")):
         message = fail(capsys, "draw", files / "gold.mrg", "--out", files / f"a.{ending}")
         assert f"has the ending of --format {meant}, not of text" in message
@@ -608,7 +610,7 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
         run(capsys, "evaluate", "parsing", *bank, "--model", name, "--out", out, "--overwrite")
         alone = load_result(out)
         assert described.pop("options").items() <= alone.options.items() and described == alone.model
-    tested = [row for row in result.tables["differences of sentence F1 (%)"] if row["convention"] == "gpst"]
+    tested = [row for row in result.tables["differences of sentence F1 (%)"] if row["convention"].startswith("gpst")]
     assert [row["systems"] for row in tested][0] == ", ".join(short) and len(tested) == 3
     both = (files / "on_lstm.gpst.mrg", files / "rnng.gpst.mrg")
     run(capsys, "evaluate", "compare", *both, *bank, "--out", out, "--overwrite")
@@ -617,25 +619,47 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     }
     assert result.tables["conventions"][0]["punctuation"] == "punctuation removed before parsing"
     assert [row["convention"] for row in result.tables["conventions"]] == [*list(conventions)[:2], "evalb, COLLINS.prm"]
-    # Labeled brackets of a model without labels have no score; trees of files are scored alike.
-    assert main(list(map(str, ("evaluate", "parsing", *bank, *given)))) == 0
-    said = capsys.readouterr()
-    assert (
-        f"evalb: {names[0]} gives trees without labels and has no score" in said.err
-        and "| on_lstm | distance |" in said.out
-    )
-    trees = [word for name in ("on_lstm", "rnng") for word in ("--trees", files / f"{name}.gpst.mrg")]
-    two = ("--convention", "gpst", "--convention", "compound-pcfg-corpus")
-    run(capsys, "evaluate", "parsing", *bank, *trees, *two, "--out", out, "--overwrite")
+
+
+def test_a_table_of_models_without_labels_and_of_files(saved_models, files, capsys):
+    """Labeled brackets of a model without labels have no score; trees of files are scored alike."""
+    command = ("evaluate", "parsing", "--treebank", sample_path("trees.test.txt"), "--limit", 12)
+    models, trees = [], []
+    for name in ("on_lstm", "rnng"):
+        saved = files / f"{name}.mrg"
+        run(capsys, *command, "--model", saved_models / name, "--save-trees", saved)
+        models, trees = [*models, "--model", saved_models / name], [*trees, "--trees", saved]
+    two, out = ("--convention", "compound-pcfg", "--convention", "compound-pcfg-corpus"), files / "f1.json"
+    assert main(list(map(str, (*command, *models, *two, "--convention", "evalb", "--out", out)))) == 0
+    said, result = capsys.readouterr(), load_result(out)
+    assert f"evalb: {saved_models / 'on_lstm'} gives trees without labels and has no score" in said.err
+    assert "| on_lstm | distance |" in said.out
+    rows = result.tables["differences of sentence F1 (%)"]  # of means over sentences and over the corpus the same
+    assert [row["convention"] for row in rows] == ["compound-pcfg, compound-pcfg-corpus"] * 3
+    assert all(row["difference"] == round(row["second"] - row["first"], 2) for row in rows)
+    run(capsys, *command, *trees, *two, "--out", out, "--overwrite")
     assert list(load_result(out).scores.values()) == [v for k, v in result.scores.items() if not k.startswith("evalb")]
-    latex = run(capsys, "evaluate", "parsing", *bank, *trees, *two, "--format", "latex")
-    assert latex.startswith("% F1 (%)\n\\begin{tabular}{lrr}\n\\toprule\ntrees & gpst & compound-pcfg-corpus \\\\\n")
-    assert (
-        latex.count("\\end{tabular}") == 3 and f"right branching & {baselines['gpst right branching']:.2f} & " in latex
-    )
-    assert "belong to --convention evalb" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two, "--unlabeled")
+    latex = run(capsys, *command, *trees, *two, "--format", "latex")
+    begin = "% F1 (%)\n\\begin{tabular}{lrr}\n\\toprule\ntrees & compound-pcfg & compound-pcfg-corpus \\\\\n"
+    right = f"right branching & {result.scores['compound-pcfg right branching']:.2f} & "
+    assert latex.startswith(begin) and latex.count("\\end{tabular}") == 3 and right in latex
+    assert "belong to --convention evalb" in fail(capsys, *command, *trees, *two, "--unlabeled")
     trees[1].write_text("(We ask)\n", encoding="utf-8")
-    assert "1 sentence, but the treebank has 12" in fail(capsys, "evaluate", "parsing", *bank, *trees, *two)
+    assert "1 sentence, but the treebank has 12" in fail(capsys, *command, *trees, *two)
+
+
+@pytest.mark.parametrize("words", ["parse", "evaluate parsing --treebank", "surprisal"])
+def test_a_beam_is_for_the_models_that_have_one(words, saved_models, files, capsys, caplog):
+    """The others go without; if none has one, it is refused. A folder of a run is said once."""
+    (files / "run").mkdir()
+    (files / "run/model").symlink_to(saved_models / "on_lstm")
+    command = [*words.split(), files / ("gold.mrg" if "treebank" in words else "in.txt"), "--num-beams", 2]
+    found = main(list(map(str, (*command, "--model", files / "run", "--model", saved_models / "rnng"))))
+    said = capsys.readouterr().err
+    assert found == 0 and f"--num-beams: not for {files / 'run/model'}, without a beam of trees" in said
+    assert (said + caplog.text).count("is the output folder of a training run") == 1
+    refused = fail(capsys, *command, "--model", saved_models / "on_lstm", "--model", saved_models / "pcfg")
+    assert "--num-beams: ONLSTMForCausalLM has no beam of trees" in refused
 
 
 def test_what_a_table_of_models_cannot_take(saved_models, capsys):

@@ -1,5 +1,7 @@
 """N-gram models: probabilities by the definition, saved models in every command, and what is refused."""
 
+import contextlib
+import io
 import math
 import random
 from pathlib import Path
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from hf_synlm.cli import main as synlm
+from hf_synlm.data.samples import sample_path
 from hf_synlm.data.text import read_lines
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.text.ngram import NGramForCausalLM, discounts
@@ -83,7 +86,11 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     make([line.split() for line in lines], **options).save_pretrained(folder / "tokenizer")
     flags = f"--train-files {folder}/text.txt --validation-files {folder}/text.txt --one-sentence-per-line true "
     flags += f"--tokenizer-name {folder}/tokenizer --order 3 --output-dir {folder}/model"
-    train_ngram.main(flags.split())
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        train_ngram.main(flags.split())
+    assert said.getvalue().endswith(
+        f"The model is in {folder}/model. Next: synlm surprisal FILE --model {folder}/model\n"
+    )
     return folder
 
 
@@ -113,3 +120,10 @@ def test_a_saved_model_scores_texts_in_the_commands(trained: Path, capsys: pytes
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     refused("order must be from 2 to 5 and is 6", train_ngram.main, ["--order", "6", "--output-dir", str(tmp_path)])
     refused("max-sentence-tokens 1", train_ngram.main, ["--max-sentence-tokens", "1", "--output-dir", str(tmp_path)])
+    other = ["--tokenizer-type", "wordpiece", "--output-dir", str(tmp_path)]
+    refused(f"{tmp_path}/text holds text that was prepared otherwise: tokenizer_type was", train_ngram.main, other)
+    trees = ["--train-trees", str(sample_path("trees.test.txt")), "--output-dir", str(tmp_path / "new")]
+    refused("No validation text is named. Pass --validation-words", train_ngram.main, trees)
+    (tmp_path / "config.json").write_text('{"model_type": "pcfg"}')
+    taken = f"'{tmp_path}' holds another model. Choose another --output-dir"
+    refused(taken, train_ngram.main, ["--output-dir", str(tmp_path)])

@@ -684,7 +684,8 @@ def test_results_are_summarized_and_drawn(tables, capsys):
     assert main(["evaluate", "plot", "r.json", "--out", "r.svg"]) == 0
     picture = (tables / "r.svg").read_text()
     assert all(
-        f">{text}</text>" in picture for text in ("A", "B", "words before", "Delta log-likelihood (nats per word)")
+        f">{text}</text>" in picture
+        for text in ("A", "B", "words before", "Delta log-likelihood (nats per word), 95 % intervals")
     )
     assert main(["evaluate", "plot", "0.json", "1.json", "--label", "m", "--label", "m", "--out", "m.svg"]) == 0
     assert "Delta log-likelihood" in (tables / "m.svg").read_text()

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from hf_synlm.training.engine import checkpoints
+from hf_synlm.training.engine.run import Run
 from tests.helpers import finetuning
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import SMALL_GPST, TINY, ScriptRun, cut_off, results_of, run_here, sample_files
@@ -204,6 +205,20 @@ def test_runs_older_than_the_weight_of_the_objective_resume(problem: str | None,
     if problem:
         with pytest.raises(ValueError, match=r"config.objective_weight 1.0 \(now 0\)"):
             checkpoints.read_state(tmp_path, {"config": {**config, "objective_weight": 0}})
+
+
+def test_older_runs_are_told_their_size_and_keep_the_names_of_rates(tmp_path: Path) -> None:
+    state = checkpoints.TrainingState(settings={"config": {"hidden_size": 768}})
+    (tmp_path / checkpoints.STATE_FILE).write_text(json.dumps(dataclasses.asdict(state)))
+    with pytest.raises(ValueError, match="an older run without a size: --model-preset gpst-small"):
+        checkpoints.read_state(tmp_path, {"config": {"hidden_size": 64}})
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], **name} for name in ({}, {"name": "parser"})]
+    optimizer = torch.optim.AdamW(groups)
+    run = Run(*[None] * 3, optimizer, *[None] * 2)
+    old = optimizer.state_dict()
+    old["param_groups"][1].pop("name")
+    optimizer.load_state_dict(old)
+    assert "name" not in optimizer.param_groups[1] and run.rate_names == [None, "parser"]
 
 
 def check_averaging(straight: Path) -> None:

@@ -166,7 +166,8 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     out = tmp_path / "out"
     flags = ["--train-files", files["train"], "--validation-files", files["valid"], "--output-dir", str(out)]
     train_treebank_pcfg.main(flags)
-    size, result = capsys.readouterr().out.strip().splitlines()
+    size, result, end = capsys.readouterr().out.strip().splitlines()
+    assert end == f"The model is in {out}. Next: synlm parse FILE --model {out}"
     model, tokenizer = load_pretrained(str(out))
     assert size.startswith(f"{model.config.num_rules:,} rules, {model.config.num_nonterminals:,} nonterminals")
     assert size.endswith("counted in 150 trees") and "counted in 150 trees" in (out / "README.md").read_text()
@@ -187,7 +188,14 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert load_pretrained(str(out))[0].config.num_nonterminals < model.config.num_nonterminals
 
 
-def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (trees := tmp_path / "un.mrg").write_text("((the cat) (sat down))\n((the dog) (ran off))\n")
+    files = ["--train-files", str(trees), "--validation-files", str(trees), "--output-dir", str(tmp_path / "out")]
+    with pytest.raises(ValueError, match="holds unlabeled trees. Write labels and tags"):
+        train_treebank_pcfg.main(files)
+    assert f"--validation-files: {trees} is trained on, too" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=f"--train-files names {trees} twice. Name it once"):
+        train_treebank_pcfg.main(["--train-files", str(trees), str(trees), *files[2:]])
     for flag, value, message in (
         ("--horizontal-order", "-1", "horizontal_order must not be negative and is -1"),
         ("--lexicon-smoothing", "0", "lexicon_smoothing is 0.0: it must be finite and above 0"),

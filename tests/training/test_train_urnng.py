@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hf_synlm import URNNGForCausalLM
 from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
+from hf_synlm.training.arguments.base import parse_arguments
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.programs import train_urnng
 from hf_synlm.training.tasks import variational
@@ -134,6 +135,11 @@ def test_supervised_models_continue_on_words_alone(tmp_path: Path, capsys: pytes
     )  # fmt: skip
     assert again["evaluations"][0]["losses"] == kept_evaluation(gold)["losses"]
     assert network.sizes["embedding_size"] == model.config.hidden_size == 6
+
+
+def test_layers_may_be_compiled() -> None:
+    flags = ["--output-dir", "x", "--torch-compile"]
+    assert parse_arguments(train_urnng.URNNGRecipe.parts.values(), flags)[-1].torch_compile
 
 
 def test_rates_are_halved_after_the_epoch_named() -> None:

@@ -112,12 +112,18 @@ def test_own_text_without_a_configuration(text: str, tmp_path: Path, capsys: pyt
     file = tmp_path / "my.txt"
     file.write_text(text)
     (own := tmp_path / "own.yaml").write_text("max_train_steps: 21\nnum_train_epochs: 0\nconfig_overrides:\n")
-    argv = ("--train-files", str(file), "--output-dir", str(tmp_path / "out"))
+    argv = ("--train-files", str(file), "--output-dir", str(tmp_path / "out"), "--final-report")
     steps = ("--max-train-steps", "21", "--num-train-epochs", "0")
     argv = (*argv, *(steps if "\n" in text else ("--config", str(own))))
     found = run_here("pretrain_gpst", argv, str(tmp_path / "cache"), capsys)
     chosen = "no --config: gpst_own_text is used" if "\n" in text else "--config names no size: gpst_own_text counts"
-    told = (chosen, "step 20: the other 1 steps take about", "0 left out as too long", "synlm evaluate perplexity FILE")
+    told = (
+        chosen,
+        "--final-report: there is none without --test-trees",
+        "step 20: the other 1 steps take about",
+        "0 left out as too long",
+        "synlm evaluate perplexity FILE",
+    )
     for line in told:
         assert line in found["stdout"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
@@ -356,6 +362,10 @@ def test_errors_of_users_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert capsys.readouterr().err.endswith("error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
     for twice, value in (("--train-files", "a.txt"), ("--config", "gpst_tiny")):
         refused(f"{twice} is given 2 times: give it once", parse, "--output-dir", "x", twice, value, twice, value)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", ["synlm train gpst", "--seed", "1", "--output-dir", "x", "--seed", "2"])
+        refused("--seed is given 2 times: give it once", run_arguments.parse_arguments, GPSTRecipe.parts.values())
+    assert parse("--seed", "1", "--output-dir", "x", "--seed", "2")[-1].seed == 2  # of a list, the last one counts
     monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
     refused("--train-files", pretrain_gpst.main)
 

@@ -17,6 +17,7 @@ from hf_synlm.data.parsed import Hypothesis, ParsedSentence
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.trees.spans import right_branching
 from hf_synlm.viz.layout import build_nodes, display_width, place_nodes
+from hf_synlm.viz.plots import plot_lines
 from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import model_and_tokenizer
 from tests.helpers.search_models import rnng
@@ -275,6 +276,13 @@ def test_panels_without_values_are_empty_and_numbers_of_an_axis_have_room(tmp_pa
     assert drawn_numbers(path).count("0.500") == 5 and max(map(float, drawn_numbers(path))) <= 0.6
     viz.plot_effects(path, {"a": (0.003, 0.0, 0.015)}, {"a": [(7.0, 0.1)]}, title="t", axes_titles=("gain", "b"))
     assert 2 < sum(number.startswith("0.0") for number in drawn_numbers(path)) < 7
+
+
+def test_many_places_stay_a_figure(tmp_path):
+    names = [f"word{number}" for number in range(500)]
+    plot_lines(tmp_path / "p.svg", names, {"a": [(1.0, 0.1)] * 500}, title="t", axes_titles=("word", "bits"))
+    drawn = (tmp_path / "p.svg").read_text(encoding="utf-8")
+    assert float(re.search(r'width="([\d.]+)pt"', drawn)[1]) < 3000 and 40 < len(re.findall(r">word\d+<", drawn)) <= 60
 
 
 def test_output_of_parse_in_a_notebook():

@@ -242,9 +242,13 @@ def _telling_columns(
         is_place = _PLACES.fullmatch(name) or name.lower() in _READERS
         if not is_place and 2 * sum(map(bool, anew)) > len(several):
             doubtful[name] = f"{sorted(set.union(*anew))[0]!r} begins anew, as in {next(iter(several))!r}"
+        elif not is_place and _takes_turns(rows, name, item_column):
+            doubtful[name] = f"its values take turns, as in {next(iter(several))!r}"
     if doubtful and not found and sentence is None and item_column in rows[0]:
         # Regions change with almost every row, what tells texts apart seldom.
-        name = min(doubtful, key=lambda name: sum(a.get(name) != b.get(name) for a, b in pairwise(rows)))
+        # Numbers are rather places in a text.
+        changes = {name: sum(a.get(name) != b.get(name) for a, b in pairwise(rows)) for name in doubtful}
+        name = min(doubtful, key=lambda name: (str(rows[0].get(name)).isdecimal(), changes[name]))
         raise ValueError(
             f"{path}: where {name!r} changes inside an item, {doubtful[name]}: is each part a text of its own? Then "
             f"add --sentence-column {name}, or call the column condition. If not, add --sentence-column {item_column}"
@@ -256,6 +260,19 @@ def _are_alike(word: str, a: Sequence[dict[str, Any]], b: Sequence[dict[str, Any
     """Whether rows have mostly the same words."""
     first, second = (Counter(part for row in rows for part in row[word].lower().split()) for rows in (a, b))
     return (first & second).total() >= max(3, min(first.total(), second.total()) * 2 / 3)
+
+
+def _takes_turns(rows: Sequence[dict[str, Any]], name: str, item_column: str) -> bool:
+    """Whether the values of a column alternate in all items, as where conditions stand row by row."""
+    orders, rounds = dict[Any, list[Any]](), 0
+    for row in rows:
+        orders.setdefault(row.get(item_column), []).append(row.get(name))
+    for values in (values for values in orders.values() if len(set(values)) > 1):
+        size = len(set(values))
+        if size == len(values) or values != (values[:size] * len(values))[: len(values)]:
+            return False
+        rounds += len(values) // size
+    return rounds > 2
 
 
 def _begins_anew(a: Sequence[Any], b: Sequence[Any]) -> bool:

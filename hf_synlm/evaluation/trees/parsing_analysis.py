@@ -120,12 +120,12 @@ def compare_scores(first: ParsingScores, second: ParsingScores) -> dict[str, Any
 
 def _compared(measure: str, first: Sequence[float], second: Sequence[float], count: int) -> dict[str, Any]:
     """A row: sums over `count` things, in percent, and whether their difference may be chance."""
-    ours, theirs = (100 * sum(values) / count for values in (first, second))
+    ours, theirs = (round(100 * sum(values) / count, 2) for values in (first, second))
     return {
         "measure": measure,
-        "first": round(ours, 2),
-        "second": round(theirs, 2),
-        "difference": round(theirs - ours, 2),
+        "first": ours,
+        "second": theirs,
+        "difference": round(theirs - ours, 2),  # of the numbers beside it
         "p": round(permutation_test(first, second), 4),
     }
 

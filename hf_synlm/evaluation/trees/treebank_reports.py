@@ -107,13 +107,14 @@ def report_conventions(
 
     Returns:
         F1 in percent by "CONVENTION SYSTEM"; and tables: F1, a row per system; and differences of sentence F1, second
-        less first, with p of `permutation_test`, which is not corrected for the number of tests. EVALB is not tested.
+        less first, with p of `permutation_test`, which is not corrected for the number of tests. EVALB is not tested;
+        conventions with the same sentence F1 share a row.
 
     Raises:
         ValueError: as `report_parsing` and `report_evalb`.
     """
     scores: dict[str, dict[str, float]] = {}
-    differences: list[Row] = []
+    differences: dict[tuple[Any, ...], list[str]] = {}
     for title, (treebank, rule, runs) in cases.items():
         if isinstance(rule, EvalbParameters):
             if not rule.labeled:
@@ -128,12 +129,13 @@ def report_conventions(
         found = {name: unlabeled_f1(spans, gold, lengths, rule) for name, spans in spans_of.items()}
         scores[title] = {name: score.numbers()["f1"] for name, score in found.items()}
         for first, second in combinations(found, 2):
-            row = compare_scores(found[first], found[second])
-            differences.append({"convention": title, "systems": f"{first}, {second}", **row})
+            row = {"systems": f"{first}, {second}", **compare_scores(found[first], found[second])}
+            differences.setdefault(tuple(row.items()), []).append(title)
     names = sorted({name: None for each in scores.values() for name in each}, key=RIGHT.__eq__)
     rows = [{"trees": name, **{title: each.get(name) for title, each in scores.items()}} for name in names]
     values = {f"{title} {name}": value for title, each in scores.items() for name, value in each.items()}
-    return values, {"F1 (%)": rows, "differences of sentence F1 (%)": differences}
+    tested = [{"convention": ", ".join(titles), **dict(row)} for row, titles in differences.items()]
+    return values, {"F1 (%)": rows, "differences of sentence F1 (%)": tested}
 
 
 def _numbers_of_run(

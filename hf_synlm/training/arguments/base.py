@@ -5,6 +5,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -274,7 +275,7 @@ def parse_arguments(
     a dict: the file's mapping, updated key by key with the flag's, which has the form of `read_mapping`. Keys and flags
     that no dataclass has are refused.
     """
-    types, argv = list(types), list(sys.argv[1:] if argv is None else argv)
+    types, is_typed, argv = list(types), argv is None, list(sys.argv[1:] if argv is None else argv)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     known, rest = first.parse_known_args(argv)
@@ -286,8 +287,8 @@ def parse_arguments(
     )
     parser.add_argument("--list-configs", action="store_true", help="List the shipped configurations, and end.")
     for action, count in parser.counts(argv).items():
-        if count > 1 and (action.dest == "config" or action.nargs == "*"):
-            remedy = "once" if action.dest == "config" else "once, with all of its values behind it"
+        if count > 1 and (is_typed or action.dest == "config" or action.nargs == "*"):  # scripts may override values
+            remedy = "once, with all of its values behind it" if action.nargs == "*" else "once"
             raise ValueError(f"{flag_of(action.dest)} is given {count} times: give it {remedy}.")
     files = [read_config_file(find_config(name)) for name in (base, known.config) if name]
     values = {name: value for file in files for name, value in file.items() if value or name not in MAPPINGS}
@@ -303,6 +304,7 @@ def parse_arguments(
         raise ValueError(f"{unknown[0]} is not an option of this program. {hint}")
     parsed = parsed[: len(types)]
     for arguments in parsed:
+        _check_files(arguments, is_said=base is None and os.environ.get("RANK", "0") == "0")
         for f in dataclasses.fields(arguments):
             value = getattr(arguments, f.name)
             if f.name in MAPPINGS:
@@ -311,6 +313,20 @@ def parse_arguments(
             elif isinstance(values.get(f.name), dict):
                 raise ValueError(f"{known.config}: {f.name!r} takes a single value, not a mapping.")
     return tuple(parsed)
+
+
+def _check_files(arguments: Any, is_said: bool) -> None:
+    """Refuse a file that an option names twice, and tell of training files that also measure the model."""
+    known = set[str]()
+    for name, value in vars(arguments).items():
+        if isinstance(value, list) and re.fullmatch("(train|validation|test)_(files|trees|words)", name):
+            paths = list(map(os.path.realpath, value))
+            if twice := [path for path in paths if paths.count(path) > 1]:
+                raise ValueError(f"{flag_of(name)} names {twice[0]} twice. Name it once.")
+            if name.startswith("train"):
+                known.update(paths)
+            elif is_said and known.intersection(paths):
+                print(f"{flag_of(name)}: {min(known.intersection(paths))} is trained on, too", file=sys.stderr)
 
 
 def _check_names(values: Collection[Any], names: Sequence[str], file: str | None) -> None:

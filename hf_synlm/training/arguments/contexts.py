@@ -2,9 +2,11 @@
 """Arguments of the programs that read prepared text: GPST and n-grams."""
 
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from hf_synlm.data.arguments import option
+from hf_synlm.data.files import CONFIG_FILE, read_json
 from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
 from hf_synlm.training.architectures import ARCHITECTURES, Architecture
@@ -127,3 +129,6 @@ class NGramArguments(CorpusArguments):
         super().__post_init__()
         if not 2 <= self.order <= 5:
             raise ValueError(f"order must be from 2 to 5 and is {self.order}.")
+        config, of_run = Path(self.output_dir, CONFIG_FILE), Path(self.output_dir, "arguments.json")
+        if of_run.exists() or (config.exists() and read_json(config).get("model_type") != "ngram_lm"):
+            raise ValueError(f"{self.output_dir!r} holds another model. Choose another --output-dir.")

@@ -146,7 +146,9 @@ class CorpusArguments:
             split_name = None if self.has_validation_files else self.validation_split
             return self._sources(self.validation_files, self.validation_words, split_name), {}
         if self.only_trees and not has_validation:
-            raise ValueError("A treebank is one document. Pass --validation-words TREEBANK or --validation-files TEXT.")
+            raise ValueError(
+                "No validation text is named. Pass --validation-words TREEBANK or --validation-files TEXT."
+            )
         trees = self.train_trees if split == "train" else []
         if not has_validation and self.num_validation_documents is None:
             text = self._sources(self.train_files, [], self.train_split)

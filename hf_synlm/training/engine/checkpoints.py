@@ -86,9 +86,10 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     changed = [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
     if changed:
+        sizes = " (an older run without a size: --model-preset gpst-small)" * ("config.hidden_size" in names)
         raise ValueError(
-            f"{folder} was written with other settings or data: {', '.join(changed)}. Resume with the same ones, or "
-            "start from step 0 with another --output-dir or with --overwrite-output-dir."
+            f"{folder} was written with other settings or data: {', '.join(changed)}. Resume with the same ones{sizes}"
+            ", or start from step 0 with another --output-dir or with --overwrite-output-dir."
         )
     return state
 

@@ -24,7 +24,7 @@ from accelerate.utils import set_seed
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from hf_synlm.data.files import release_outputs, write_json
-from hf_synlm.data.text import plural
+from hf_synlm.data.text import PathLike, plural
 from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.training.arguments.base import list_configs, names_config, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
@@ -131,11 +131,15 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
     if accelerator.is_main_process:
         recipe.report(run, folder, results)
         write_json(run.output_dir / RESULTS_FILE, results)
-        trained: Any = run.model
-        parses = getattr(trained.config, "gives_trees", False) and trained.can_generate()
-        command = f"synlm parse FILE --model {folder}" if parses else f"synlm info {folder}"
-        print(f"{recipe.improvement(results)}\nThe model is in {folder}. Next: {command}")
+        print(f"{recipe.improvement(results)}\n{next_command(run.model, folder)}")
     push_final_model(run)
+
+
+def next_command(model: Any, folder: PathLike) -> str:
+    """Where a trained model lies, and what to do with it."""
+    kind = "parse FILE" if getattr(model.config, "gives_trees", False) else "surprisal FILE"
+    scores = model.can_generate() or type(model).__name__.endswith("CausalLM")
+    return f"The model is in {folder}. Next: synlm {f'{kind} --model' if scores else 'info'} {folder}"
 
 
 def _start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:

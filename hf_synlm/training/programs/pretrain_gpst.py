@@ -187,6 +187,8 @@ class GPSTRecipe(GPSTTraining):
             )
             self.baselines = score_baselines(self.treebank)
         report = evaluation.test_trees if evaluation.final_report else None
+        if evaluation.final_report and report is None:
+            self.accelerator.print("--final-report: there is none without --test-trees")
         self.report_treebanks = {
             name: load_treebank(report, name, evaluation.max_tree_sentences, remedy=REPORT_REMEDY)
             for name in evaluation.report_punctuation

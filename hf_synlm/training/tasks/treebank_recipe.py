@@ -142,6 +142,8 @@ class GrammarRecipe(TreebankRecipe):
     def load(self) -> PreTrainedModel:
         """Read the trees, and those of the report; make or load tokenizer and model."""
         files = self.data.test_files[:1] if self.evaluation.final_report else []
+        if self.evaluation.final_report and not files:
+            self.accelerator.print("--final-report: there is none without --test-files")
         self.report_treebanks = {
             name: load_treebank(file, name, REPORT_SENTENCES, remedy=REPORT_REMEDY, **self.data.reading)
             for file, name in product(files, self.evaluation.report_punctuation)
