@@ -620,7 +620,7 @@ def test_only_named_text_is_read(tmp_path: Path, named: str) -> None:
     data, evaluation = gpst_arguments(f"--{named}", mine)
     assert evaluation.validation_trees is evaluation.test_trees is None
     if named == "train_trees":
-        refused("A treebank is one document. Pass --validation-words TREEBANK or", data.sources, "validation")
+        refused("No validation text is named. Pass --validation-words TREEBANK or", data.sources, "validation")
         data, evaluation = gpst_arguments(f"--{named}", mine, "--validation-trees", held_out)
         assert [source.paths for source in data.sources("validation")[0]] == [[held_out]]
     assert [source.paths for source in data.sources("train")[0]] == [[mine]]
