@@ -234,20 +234,24 @@ def _tabulate(
         from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 
         scorer = own.scorer(model)
+        scored = [case for case in cases if not _needs_labels(scorer, case.rule)]
+        if len(scored) < len(cases):
+            outputs.say(f"evalb: {scorer.name} gives trees without labels and has no score (--unlabeled)")
+        if not scored:
+            continue
         words = list({tuple(case.bank.words[number]): 0 for case in cases for number in case.numbers()})
         how = {"progress": f"parse: {scorer.name}", **own.computation(), **own.chosen()}
         remedy = " (--method may be given once for each --model, in their order)" if own.method and models[1:] else ""
         with errors_at(f"--model {model}{remedy}"):
             parsed = parse_sentences(scorer.model, scorer.tokenizer, words, **how)
         trees = dict(zip(words, parsed, strict=True))
-        for case in cases:
-            if _needs_labels(scorer, case.rule):
-                outputs.say(f"evalb: {scorer.name} gives trees without labels and has no score (--unlabeled)")
-            else:
-                case.runs[scorer.name] = [trees.get(tuple(own), ParsedSentence(())) for own in case.bank.words]
+        for case in scored:
+            case.runs[scorer.name] = [trees.get(tuple(own), ParsedSentence(())) for own in case.bank.words]
         used = {**scorer.options(), **_describe_parsing(scorer, own)}
         described.append({**scorer.describe(), "options": used})
         methods[scorer.name] = estimate_of("parsing", used)
+    if models and not methods:
+        raise ValueError("no model gives trees with labels; score their trees unlabeled (--unlabeled)")
     outputs.leave_output_to_first_process()
     names = list(dict.fromkeys(name for case in cases for name in case.runs))
     last = [Path(name).absolute().name for name in names]

@@ -181,7 +181,7 @@ def treebank(
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
     if not kept:
         names, why = ", ".join(map(str, trees)), "; ".join(remarks) or "it has none"
-        raise ValueError(f"no tree is left of {names}: {why}. Leave options out.")
+        raise ValueError(f"no tree is left of {names}: {why}. Give other files, or fewer options.")
     write_text(out, "".join(f"{sentence_to_brackets(sentence)}\n" for sentence in kept))
     num_words = sum(len(sentence.words) for sentence in kept)
     facts: dict[str, Any] = {"trees": len(kept), "words": num_words, "left_out": dict(left_out)}

@@ -44,7 +44,7 @@ EMPTY_ROWS = "rows without text dropped"
 LONG_ROWS = "rows over several lines, by a quotation mark"
 
 
-_TREE = re.compile(rb"\s*(\(\s*)?\([A-Z][A-Z-]*\s*(\([^\s()]+\s+)+[^\s()]+\)")
+_TREE = re.compile(rb"\s*(\(\s*)?\([A-Z][A-Z0-9=|-]*\s*(\([^\s()a-z]+\s+)+[^\s()]+\)")  # labels have no small letters
 
 
 class TextSource(ABC):
@@ -99,7 +99,9 @@ class TextFiles(TextSource):
         if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
         if self.kind == "text" and _TREE.match(beginning):
-            raise ValueError(f"{path} begins with a tree. Give its words as text, or the file to an option for trees.")
+            raise ValueError(
+                f"{path} begins with a tree. Give its words as text, or the file to an option such as --train-trees."
+            )
         if beginning.startswith(b"PAR1") and self.kind != "parquet":
             raise ValueError(f"{path} is Parquet. Give it a name that ends in .parquet.")
 

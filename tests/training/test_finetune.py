@@ -523,10 +523,10 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
         ("glue", "gpt2", ("--task-name", "xnli"), "xnli"),
         ("glue", "gpt2", ("--train-files", "missing.jsonl"), "missing.jsonl"),  # also the plural
         ("glue", "gpt2", ("--train-file", __file__), ".py'"),
-        ("glue", "gpt2", ("--validation-mismatched-file", __file__), "validation_mismatched_file"),
+        ("glue", "gpt2", ("--validation-mismatched-file", __file__), "validation-mismatched-file"),
         ("glue", "gpt2", ("--config-overrides", "n_layers=3"), "n_layers"),
         ("glue", "", (), "--model-name-or-path is not set"),
-        ("glue", "gpt2", ("--generation-steps", "5"), "generation_steps"),
+        ("glue", "gpt2", ("--generation-steps", "5"), "generation-steps"),
         ("glue", "gpt2", ("--tokenizer-name", "{wide}"), "420 tokens.* 400"),
         ("summarization", "gpst", ("--text-column", "body"), "body"),
         ("summarization", "gpst", ("--summary-column", "other"), "train data .*other of row 0"),

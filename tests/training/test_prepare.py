@@ -504,7 +504,7 @@ def test_a_data_set_on_disk_is_one_split(tmp_path, tokenizer_folder):
     arguments = CorpusArguments(dataset_name=str(tmp_path / "saved"), tokenizer_name=tokenizer_folder)
     text = prepare(arguments, tmp_path / "out")
     assert (text.train.num_sentences, text.validation.num_sentences) == (18, 2)
-    refused("train_split is 'test', but .*saved' is one split. Leave it out", replace, arguments, train_split="test")
+    refused("train-split is 'test', but .*saved' is one split. Leave it out", replace, arguments, train_split="test")
 
 
 def test_a_tenth_of_the_sentences_is_held_out(tmp_path, tokenizer_folder):
@@ -637,7 +637,7 @@ def test_other_programs_read_only_named_trees(tmp_path: Path) -> None:
     mine = write(tmp_path / "mine.mrg", "(S (PRP we) (VBP rest))\n")
     refused("No training text is named", DataArguments(validation_files=[mine]).sources, "train")
     refused("--train-files are not set, but other files are", SentenceFileArguments, validation_files=[mine])
-    refused("validation_trees is not set. Pass --validation-trees", InductionArguments, train_trees=[mine])
+    refused("validation-trees is not set. Pass it", InductionArguments, train_trees=[mine])
     named = InductionArguments(train_trees=[mine], validation_trees=mine, test_trees=mine)
     assert list(named.sentences()) == [["we", "rest"]]
 

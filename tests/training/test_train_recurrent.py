@@ -384,7 +384,7 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
         ("palm", ("--gradient-accumulation-steps", "2"), "--gradient-accumulation-steps is 2"),
         ("palm", ("--per-device-train-batch-size", "999"), "999 rows"),
         ("palm", ("--tokenizer-name", "{model}"), "pad_token"),
-        ("awd_lstm", ("--parse-options", "method=attention"), "parse_options.*awd_lstm"),
+        ("awd_lstm", ("--parse-options", "method=attention"), "parse-options.*awd_lstm"),
         ("prpn", ("--batching", "sentences", "--gradient-accumulation-steps", "99"), " 99 "),
         # Otherwise, these would show after the training.
         ("palm", ("--parse-options", "decoder=biased"), "decoder.*method"),

@@ -211,7 +211,7 @@ def test_lora_on_a_decoder_gives_an_adapter(
     assert decoder not in (folder / "config.json").read_text() and "owner/gpt2" in (folder / "README.md").read_text()
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
     flags = backbone_flags(corpus, decoder, tmp_path / "cut", *lora, "--resume-from-checkpoint", "latest")
-    refused("lora_alpha", run_here, "train_tree_lm", [*flags, "--lora-alpha", "3"], corpus["cache"], capsys)
+    refused("lora-alpha", run_here, "train_tree_lm", [*flags, "--lora-alpha", "3"], corpus["cache"], capsys)
     again = run_here("train_tree_lm", flags, corpus["cache"], capsys)
     assert again["evaluations"][-1] == whole["evaluations"][-1]
     text = tmp_path / "text.txt"
@@ -221,7 +221,7 @@ def test_lora_on_a_decoder_gives_an_adapter(
     assert "unbelievable" in capsys.readouterr().out
     assert main(["parse", str(text), "--model", decoder, "--backbone", decoder]) == 2
     assert "--backbone" in capsys.readouterr().err
-    for flags, named in ((["--lora-alpha", "3"], "lora_alpha"), ([*lora, "--lora-target-modules", "w"], "'w'")):
+    for flags, named in ((["--lora-alpha", "3"], "lora-alpha"), ([*lora, "--lora-target-modules", "w"], "'w'")):
         wrong = backbone_flags(corpus, decoder, tmp_path / "wrong", *flags)
         refused(named, run_here, "train_tree_lm", wrong, corpus["cache"], capsys)
 
@@ -329,7 +329,7 @@ def test_sentences_are_spread(count: int, limit: int | None, expected: list[int]
 
 # ---------------------------------------------------------------------------------------------- arguments
 def test_baselines_have_no_trees_to_search() -> None:
-    for flag in ("search_sentences", "num_beams", "action_beam_size"):
+    for flag in ("search-sentences", "num-beams", "action-beam-size"):
         for baseline in ("lstm", "gpt2"):
             recipe = train_rnng.RNNGRecipe(Accelerator(cpu=True), *parse("--architecture", baseline, f"--{flag}", "3"))
             refused(f"{flag} is 3, but {baseline}", recipe.check)

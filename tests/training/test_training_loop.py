@@ -356,7 +356,7 @@ def names_of(output_dir: Path) -> list[str]:
 
 @pytest.mark.parametrize("given", ["1G", "1M,0", "1M;2M", "-5"])
 def test_numbers_of_words_that_are_none(given: str) -> None:
-    with pytest.raises(ValueError, match="keep_at_words: .* is not a number of words. Write 500K"):
+    with pytest.raises(ValueError, match="keep-at-words: .* is not a number of words. Write 500K"):
         TrainingArguments(output_dir="x", keep_at_words=given)
 
 

@@ -169,5 +169,5 @@ def test_controls_have_trees_of_others(tmp_path: Path) -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    refused("treereg_part", TreeRegArguments, treereg_part=0.0)
-    refused("treereg_layer is 7", TreeRegArguments(treereg_layer=7).vectors, [torch.zeros(1, 1, 4)] * 3)
+    refused("treereg-part", TreeRegArguments, treereg_part=0.0)
+    refused("treereg-layer is 7", TreeRegArguments(treereg_layer=7).vectors, [torch.zeros(1, 1, 4)] * 3)

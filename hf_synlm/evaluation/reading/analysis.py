@@ -37,6 +37,8 @@ class _Run:
 def _run(frame: Frame, y: np.ndarray, folds: np.ndarray, rows: np.ndarray, mixed: bool) -> _Run:
     run = _Run(rows, {}, {})
     readers = frame.rows["subject"][rows].reset_index(drop=True) if mixed else None
+    if np.ptp(y[rows]) == 0:
+        raise ValueError(f"all reading times that are left are {y[rows][0]:g}: name another column (--rt-column)")
     for name, part in {"": None, **frame.predictors}.items():
         columns = pd.concat([frame.baseline, part], axis=1)[rows].reset_index(drop=True)
         check_columns(columns, f"leave out {name}" if name else "leave it out of --baseline or --control")

@@ -78,12 +78,17 @@ def _read_counts(path: str) -> dict[str, float]:
             f"--frequencies: {columns_of(table)}. Give words in the first of two columns and their counts in the "
             "second, or call the columns word and count"
         )
-    first, second = names
-    counts = dict(zip(table[first], _not_negative(table, second), strict=True))
-    count = pd.to_numeric(second, errors="coerce")
-    if math.isnan(count) and second[:1].isdigit():
-        raise ValueError(f"--frequencies {path}: {second!r} in the first row is not a number: write it without commas")
-    return counts if math.isnan(count) else {first: float(count), **counts}
+    if not math.isnan(pd.to_numeric(names[1], errors="coerce")):  # no header
+        rows = [tuple(names), *table[names].itertuples(index=False)]
+        names = ["word", "count"]
+        table = pd.DataFrame(rows, columns=names).rename_axis(columns=None)
+        table.attrs["name"] = path
+    elif names[1][:1].isdigit():
+        raise ValueError(
+            f"--frequencies {path}: {names[1]!r} in the first row is not a number: write it without commas"
+        )
+    counts = pd.Series(_not_negative(table, names[1]), table[names[0]])
+    return counts.groupby(level=0).sum(min_count=1).to_dict()  # a word may have a row for each part of speech
 
 
 def _not_negative(table: pd.DataFrame, column: str) -> np.ndarray:
@@ -190,11 +195,6 @@ def _times(times: pd.DataFrame, column: str, reader: str, remarks: list[str]) ->
             f"{out.sum():,} of {len(found):,} times are not in {SHORTEST} to {LONGEST:,} ms and do not count"
         )
     found = np.where(out & bool(reader), np.nan, found)
-    if pd.Series(found).nunique() == 1:
-        raise ValueError(
-            f"{times.attrs['name']}: all reading times in {column!r} are {np.nanmax(found):g}, and a regression cannot "
-            "predict a constant: name another column (--rt-column)"
-        )
     return found
 
 
@@ -250,6 +250,8 @@ def _check_order(text: pd.DataFrame) -> None:
 
 def _counts(given: str, text: pd.DataFrame, times: pd.DataFrame, of_times: np.ndarray) -> pd.Series:
     """Frequencies of the words: a column of the text or of the times, or as `counter` finds them."""
+    if given == "log_frequency":
+        raise ValueError("--frequencies log_frequency: these are logarithms. Give counts: a column or a file of them")
     if given in text:
         return pd.Series(_not_negative(text, given))
     if given in times:

@@ -42,14 +42,14 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
     tokens = sum(sum(not math.isnan(p) for _, p in found.tokens) for found in texts)
     if not tokens:
         raise ValueError("there are no tokens to compute a perplexity of: the texts are empty, or nothing predicts one")
-    words = sum(len(found.words) - int(found.log_probs.isnan().sum()) for found in texts)
-    characters = sum(sum(len(word.text) + 1 for word in found.words) - 1 for found in texts)
+    scored = [[w.text for w, p in zip(t.words, t.log_probs.tolist(), strict=True) if not math.isnan(p)] for t in texts]
+    words, characters = sum(map(len, scored)), sum(len(" ".join(text)) for text in scored)
     nats = -math.fsum(float(found.log_probs.nansum()) for found in texts)
     results = {
         **averages(nats, tokens, words, ""),
         "bits_per_character": nats / characters / NATS["bits"],
         "sentences": len(texts),
-        "words": sum(len(found.words) for found in texts),
+        "words": words,
         "tokens": tokens,
         "unknown_words": sum(sum(found.unknown) for found in texts),
     }

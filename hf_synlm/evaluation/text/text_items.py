@@ -281,10 +281,18 @@ def _begins_anew(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return a[:size] == b[:size] and len(set(map(str, a))) == len(a)
 
 
+def _comes_in_rounds(values: Sequence[str]) -> bool:
+    """Whether all of three or more values come several times, in any order, each once before any comes again."""
+    size = len(set(values))
+    parts = [values[k : k + size] for k in range(0, len(values), size)]
+    return size > 2 and len(parts) > 1 and all(len(set(part)) == size for part in parts)
+
+
 def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence[WordRow]) -> None:
     """Raise ValueError if regions, or numbers of words, begin anew inside a text."""
     for column in words[0].columns:
-        values = [str(value) for value, _ in groupby(row.columns.get(column) for row in words)]
+        of_rows = [str(row.columns.get(column)) for row in words]
+        values = [value for value, _ in groupby(of_rows)]
         size = values.index(values[0], 1) if values[0] in values[1:] else 0
         first, others = values[:size], values[size:]
         if _PLACES.fullmatch(column):  # where a text may lack the last ones
@@ -293,7 +301,8 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
                 others[:size] = first  # a condition may order regions in its own way
         else:
             is_again = size > 2 and len(others) % size == 0
-        if is_again and _begins_anew(first, others[:size]):
+        is_again = is_again and _begins_anew(first, others[:size])
+        if is_again or (_PLACES.fullmatch(column) and any(map(_comes_in_rounds, (of_rows, values)))):
             raise ValueError(
                 f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}: is each part a text of its "
                 "own? Then add a column condition that tells them apart, or name one by --sentence-column. If not, add "

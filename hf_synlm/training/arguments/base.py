@@ -111,9 +111,9 @@ class TrainingArguments:
             raise ValueError("--output-dir is not set. Pass --output-dir FOLDER or set it in the config file.")
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{name} must be finite and is {value}.")
+                raise ValueError(f"{flag_of(name)} must be finite and is {value}.")
         if not 0 <= self.warmup_ratio <= 1:
-            raise ValueError(f"warmup_ratio must be in [0, 1] and is {self.warmup_ratio}.")
+            raise ValueError(f"--warmup-ratio must be in [0, 1] and is {self.warmup_ratio}.")
         self.word_marks = [_number_of_words(part.strip()) for part in (self.keep_at_words or "").split(",") if part]
         if self.push_to_hub and not self.hub_model_id:
             raise ValueError("--push-to-hub needs a repository. Pass --hub-model-id OWNER/NAME.")
@@ -124,7 +124,7 @@ class TrainingArguments:
             check_choice("report_to", self.report_to, [str(item) for item in LoggerType if item != LoggerType.ALL])
             if self.report_to not in [str(item) for item in get_available_trackers()]:
                 name = self.report_to
-                raise ValueError(f"report_to is {name!r}, which is not installed: pip install {name}.")
+                raise ValueError(f"--report-to is {name!r}, which is not installed: pip install {name}.")
 
     def limit_steps(self, steps_of_epochs: int | None = None) -> None:
         """Settle `max_train_steps`: the smaller of itself and the steps of `num_train_epochs`, or the default."""
@@ -185,7 +185,7 @@ class ModelArguments:
 def _number_of_words(text: str) -> int:
     """The number that 500K, 1.5M or 2000000 means."""
     if not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?[KMB]?", text):
-        raise ValueError(f"keep_at_words: {text!r} is not a number of words. Write 500K, 1.5M or 2000000.")
+        raise ValueError(f"--keep-at-words: {text!r} is not a number of words. Write 500K, 1.5M or 2000000.")
     return round(float(text.rstrip("KMB")) * {"K": 10**3, "M": 10**6, "B": 10**9}.get(text[-1], 1))
 
 
@@ -194,13 +194,13 @@ def refuse(arguments: Any, names: str, reason: str) -> None:
     for name in names.split():
         value = getattr(arguments, name)
         if value and value != getattr(type(arguments), name, None):
-            raise ValueError(f"{name} is {value!r}, {reason}. Leave it out.")
+            raise ValueError(f"{flag_of(name)} is {value!r}, {reason}. Leave it out.")
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """Raise ValueError if the value of an argument is not one of `choices`."""
     if value not in choices:
-        raise ValueError(f"{name} is {value!r}. Choose among {', '.join(choices)}.")
+        raise ValueError(f"{flag_of(name)} is {value!r}. Choose among {', '.join(choices)}.")
 
 
 def check_overrides(config_class: type, overrides: Any, decided: Collection[str] = ()) -> dict[str, Any]:
@@ -213,9 +213,9 @@ def check_overrides(config_class: type, overrides: Any, decided: Collection[str]
     checked: dict[str, Any] = {}
     for name, value in (overrides or {}).items():
         if name not in types:
-            raise ValueError(f"config_overrides: {config_class.__name__} has no field {name!r}.")
+            raise ValueError(f"--config-overrides: {config_class.__name__} has no field {name!r}.")
         if name in decided:
-            raise ValueError(f"config_overrides: {name} follows from the tokenizer and the data. Leave it out.")
+            raise ValueError(f"--config-overrides: {name} follows from the tokenizer and the data. Leave it out.")
         checked[name] = float(value) if types[name] is float and isinstance(value, int) else value
     return checked
 

@@ -241,7 +241,7 @@ class InductionArguments:
             raise ValueError("No training sentences are named. Pass --train-trees or --train-files.")
         for name in ("validation_trees", "test_trees"):
             if not getattr(self, name):
-                raise ValueError(f"{name} is not set. Pass {flag_of(name)} with a treebank, or 'embedded'.")
+                raise ValueError(f"{flag_of(name)} is not set. Pass it with a treebank, or 'embedded'.")
         resolve_files(self, train_trees="trees.train.txt")
         self.validation_trees = resolve_embedded(self.validation_trees, "trees.valid.txt")
         self.test_trees = resolve_embedded(self.test_trees, "trees.test.txt")

@@ -239,10 +239,10 @@ class ScheduleArguments:
     def __post_init__(self):
         """Check the values."""
         if not 0 < self.plateau_factor < 1:
-            raise ValueError(f"plateau_factor must be between 0 and 1 and is {self.plateau_factor}.")
+            raise ValueError(f"--plateau-factor must be between 0 and 1 and is {self.plateau_factor}.")
         if self.averaging_learning_rate is not None and not 0 < self.averaging_learning_rate < math.inf:
             raise ValueError(
-                f"averaging_learning_rate must be positive and finite and is {self.averaging_learning_rate}."
+                f"--averaging-learning-rate must be positive and finite and is {self.averaging_learning_rate}."
             )
         if self.schedule == "adam-plateau":
             refuse(self, "finetuning_epoch", "which needs averaged weights, not adam-plateau")
@@ -331,7 +331,7 @@ class CurriculumArguments:
     def __post_init__(self):
         """Check the values."""
         if self.curriculum_words == 1:
-            raise ValueError("curriculum_words is 1, but sentences have two words or more. Use 0 or at least 2.")
+            raise ValueError("--curriculum-words is 1, but sentences have two words or more. Use 0 or at least 2.")
 
 
 @dataclass

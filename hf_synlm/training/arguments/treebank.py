@@ -9,7 +9,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
-from hf_synlm.data.files import check_target
+from hf_synlm.data.files import check_target, flag_of
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
@@ -211,7 +211,7 @@ class VariationalArguments:
         """Check the values."""
         for name in "action_learning_rate network_learning_rate model_grad_norm network_grad_norm".split():
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive and is {getattr(self, name)}.")
+                raise ValueError(f"{flag_of(name)} must be positive and is {getattr(self, name)}.")
 
 
 @dataclass
@@ -295,7 +295,7 @@ class TreebankPCFGArguments(SentenceFileArguments):
         """Check the values."""
         super().__post_init__()
         if not 0 < self.lexicon_smoothing < math.inf:
-            raise ValueError(f"lexicon_smoothing is {self.lexicon_smoothing}: it must be finite and above 0.")
+            raise ValueError(f"--lexicon-smoothing is {self.lexicon_smoothing}: it must be finite and above 0.")
         if Path(self.output_dir).exists() and not self.overwrite_output_dir:
             raise ValueError(
                 f"{self.output_dir!r} exists. Choose another --output-dir, or pass --overwrite-output-dir."

@@ -277,7 +277,7 @@ def add_lora(model: Any, rank: int, name: str | None, layers: list[str] | None =
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise ValueError(f"lora_r is {rank}, and LoRA needs PEFT: pip install peft") from error
+        raise ValueError(f"--lora-r is {rank}, and LoRA needs PEFT: pip install peft") from error
     model.backbone_source["name"] = name or model.backbone_source["name"]
     options = {"lora_alpha": 2 * rank, "target_modules": linear_layers(model, layers), **options}
     model.add_adapter(LoraConfig(r=rank, **options))
@@ -299,8 +299,7 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments, to_compi
     if arguments.torch_compile:
         if not to_compile:
             raise ValueError(
-                f"--torch-compile is set, but {kind} computes in loops whose lengths depend on the text, each in a "
-                "function with its own backward pass. Leave it out."
+                f"--torch-compile is set, but no part of {kind} is compiled by this program. Leave it out."
             )
         for layer in to_compile:
             layer.compile(dynamic=True)

@@ -69,8 +69,8 @@ def make_model(
     check_length(model.config, context_length, f"context_length {context_length}", remedy)
     if arguments.model_name_or_path and arguments.document_end_token != model.config.document_end_token:
         raise ValueError(
-            f"document_end_token is {arguments.document_end_token}, and {model.config.document_end_token} in the model "
-            "of model_name_or_path. Give the model's value."
+            f"--document-end-token is {arguments.document_end_token}, and {model.config.document_end_token} in the "
+            "model of --model-name-or-path. Give the model's value."
         )
     return model
 

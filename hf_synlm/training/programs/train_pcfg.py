@@ -32,7 +32,7 @@ class CurriculumSampler(PaddedBatchSampler):
         self.first, self.growth = first, growth
         if (shortest := self.lengths.min()) > first:
             raise ValueError(
-                f"curriculum_words is {first - 2}, but the shortest training sentence has {shortest - 2} words."
+                f"--curriculum-words is {first - 2}, but the shortest training sentence has {shortest - 2} words."
             )
 
     def samples(self, epoch: int) -> np.ndarray:

@@ -54,14 +54,14 @@ class TreeRegArguments:
     def __post_init__(self):
         """Check the values."""
         if not 0 < self.treereg_part <= 1:
-            raise ValueError(f"treereg_part must be above 0 and at most 1 and is {self.treereg_part}.")
+            raise ValueError(f"--treereg-part must be above 0 and at most 1 and is {self.treereg_part}.")
 
     def vectors(self, hidden_states: Sequence[Tensor]) -> Tensor:
         """The vectors [B, T, part of the width] that the loss reads, from all hidden states of a model."""
         depth = len(hidden_states) - 1
         layer = round(0.75 * depth) if self.treereg_layer is None else self.treereg_layer
         if layer > depth:
-            raise ValueError(f"treereg_layer is {layer}, but the model has {depth} layers. Choose one of them.")
+            raise ValueError(f"--treereg-layer is {layer}, but the model has {depth} layers. Choose one of them.")
         width = int(self.treereg_part * hidden_states[layer].shape[-1])
         return hidden_states[layer][..., :width]
 
