@@ -38,6 +38,7 @@ from tests.evaluation.test_blimp import write_blimp
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.helpers import warm_python
 from tests.helpers.commands import fail, run
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import SENTENCES, scorer_of
 
 ROOT = Path(__file__).parents[2]
@@ -552,15 +553,13 @@ def test_texts_without_a_condition_are_refused_by_the_column_that_tells_them(tmp
                 named = {"type": kind, "part": f"n{n}", "region": f"n{n % 2 + 1}", "word_id": f"n{n % 2 + 1}"}
                 rows.append("\t".join([item, *(named[name] for name in header.split("\t")), words]))
     (tmp_path / "a.tsv").write_text("\n".join([f"item\t{header}\twords", *rows]) + "\n")
-    with pytest.raises(ValueError, match=said):
-        read_items(tmp_path / "a.tsv", word_column="words")
+    refused(said, read_items, tmp_path / "a.tsv", word_column="words")
     names = ("type", 4) if cells else ("item", 2)
     assert len(read_items(tmp_path / "a.tsv", word_column="words", sentence_column=names[0])) == names[1]
     # A condition may have the regions in another order.
     rows = [f"1\t{region}\tword{n}" for n, region in enumerate("abcdacbd")]
     (tmp_path / "a.tsv").write_text("\n".join(["item\tregion\twords", *rows]) + "\n")
-    with pytest.raises(ValueError, match="'region' begins anew inside item '1', with 'a'"):
-        read_items(tmp_path / "a.tsv", word_column="words")
+    refused("'region' begins anew inside item '1', with 'a'", read_items, tmp_path / "a.tsv", word_column="words")
 
 
 def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):

@@ -31,6 +31,7 @@ from hf_synlm.training.arguments.command_lines import COMMAND_LINES
 from hf_synlm.trees.spans import right_branching, spans_to_brackets
 from hf_synlm.viz import posteriors
 from tests.helpers.commands import fail, run
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import model_and_tokenizer
 
 TEXT = "We ask for peace\n\nThe state of our Union is strong\n"
@@ -320,8 +321,7 @@ def test_wide_beams_take_fewer_sentences_at_once(monkeypatch):
         ([["We"]], {"num_beams": 0}, "num_beams=0"),
         ([["We"]], {"method": "?"}, "method"),
     ):
-        with pytest.raises(ValueError, match=message):
-            parse_sentences(model, tokenizer, wrong, **options)
+        refused(message, parse_sentences, model, tokenizer, wrong, **options)
         assert model.training
     model.eval()
     assert best_trees(together) == best_trees(alone)
@@ -470,8 +470,8 @@ def test_average_of_models_and_of_a_beam(saved_models, files, capsys):
     beam = parse_sentences(*model_and_tokenizer("gpst"), words, num_return_sequences=4)
     assert (files / "mbr.txt").read_text().splitlines() == [s.brackets() for s in average_parses({"gpst": beam})]
     assert load_result(out).options["parse"]["num_return_sequences"] == 4 and load_result(out).options["consensus"]
-    for refused in ((*bank, on_lstm, "--consensus"), ("parse", files / "in.txt", "--model", on_lstm, "--consensus")):
-        assert "--consensus: ONLSTMForCausalLM has no beam" in fail(capsys, *refused)
+    for bad in ((*bank, on_lstm, "--consensus"), ("parse", files / "in.txt", "--model", on_lstm, "--consensus")):
+        assert "--consensus: ONLSTMForCausalLM has no beam" in fail(capsys, *bad)
     assert "gpst is given 2 times" in fail(capsys, *command, "--model", gpst)
     assert "--cache works with one --model" in fail(capsys, *command, "--model", on_lstm, "--cache", files / "cache")
     assert "--tokenize works with one --model" in fail(capsys, *command, "--model", on_lstm, "--tokenize", "ptb")

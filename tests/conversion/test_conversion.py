@@ -15,6 +15,7 @@ from hf_synlm.conversion import TOKENIZERS, convert_state_dict
 from hf_synlm.conversion.files import _REMEDIES as EXTRACTIONS
 from hf_synlm.conversion.files import convert_files, read_state_dict
 from tests.helpers.goldens import read_case
+from tests.helpers.refusals import refused
 
 
 @pytest.fixture
@@ -37,21 +38,17 @@ def checkpoint():
 def test_checkpoints_that_do_not_fit(checkpoint, change, message):
     state, config = checkpoint
     change(state)
-    with pytest.raises(ValueError, match=message):
-        convert_state_dict("gpst", state, config)
+    refused(message, convert_state_dict, "gpst", state, config)
 
 
 def test_configurations_that_do_not_fit(checkpoint):
     state, config = checkpoint
-    with pytest.raises(ValueError, match="gpt_config"):
-        convert_state_dict("gpst", state, {"r2d2_config": config["r2d2_config"]})
-    with pytest.raises(ValueError, match="n_embd"):
-        convert_state_dict("gpst", state, {**config, "gpt_config": {"vocab_size": 97}})
+    refused("gpt_config", convert_state_dict, "gpst", state, {"r2d2_config": config["r2d2_config"]})
+    refused("n_embd", convert_state_dict, "gpst", state, {**config, "gpt_config": {"vocab_size": 97}})
     with pytest.raises(ValueError, match="ldr_detach"):
         convert_state_dict("gpst", state, {**config, "r2d2_config": {**config["r2d2_config"], "ldr_detach": True}})
     config["r2d2_config"]["ext_vocab_size"] = 5
-    with pytest.raises(ValueError, match="ext_vocab_size 5"):
-        convert_state_dict("gpst", state, config)
+    refused("ext_vocab_size 5", convert_state_dict, "gpst", state, config)
 
 
 def test_the_gpst_of_silm_is_refused_as_ours_and_converted(checkpoint, tmp_path):
@@ -60,8 +57,7 @@ def test_the_gpst_of_silm_is_refused_as_ours_and_converted(checkpoint, tmp_path)
     expected = convert_state_dict("gpst", state, config).parse(torch.tensor([[5, 6, 7, 8]]))
     chart, gpt = {**config["r2d2_config"], "reduce_token_id": 50257}, dict(config["gpt_config"])
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpst", "gptconfig": gpt, "r2d2config": chart}))
-    with pytest.raises(ValueError, match="silm.*synlm convert gpst --weights FILE --config config.json"):
-        AutoConfig.from_pretrained(tmp_path)
+    refused("silm.*synlm convert gpst --weights FILE --config config.json", AutoConfig.from_pretrained, tmp_path)
     prefixed = {f"model.{name}": tensor for name, tensor in state.items()}
     torch.save(prefixed, tmp_path / "pytorch_model.bin")
     convert_files("gpst", tmp_path / "pytorch_model.bin", [tmp_path / "config.json"], tmp_path / "out")
@@ -85,18 +81,14 @@ def test_the_gpst_of_silm_is_refused_as_ours_and_converted(checkpoint, tmp_path)
 def test_pickles_with_other_objects_are_refused(tmp_path):
     path = tmp_path / "model.bin"
     path.write_bytes(pickle.dumps({"weights": Path("somewhere")}))
-    with pytest.raises(ValueError, match="refused"):
-        read_state_dict(path)
+    refused("refused", read_state_dict, path)
     for content in (b"no checkpoint", b"hello" * 100, b""):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="cannot be read"):
-            read_state_dict(path)
+        refused("cannot be read", read_state_dict, path)
     torch.save([torch.zeros(1)], path)
-    with pytest.raises(ValueError, match="not a state dict"):
-        read_state_dict(path)
+    refused("not a state dict", read_state_dict, path)
     (tmp_path / "x.safetensors").write_bytes(b"123")
-    with pytest.raises(ValueError, match="not a safetensors"):
-        read_state_dict(tmp_path / "x.safetensors")
+    refused("not a safetensors", read_state_dict, tmp_path / "x.safetensors")
 
 
 def follow(extraction, **names):
@@ -181,8 +173,7 @@ def test_every_tensor_of_rnng_arrives(rnng_checkpoint):
 def test_rnng_checkpoints_that_do_not_fit(rnng_checkpoint, change, message):
     state, meta = rnng_checkpoint
     change(state, meta["config"])
-    with pytest.raises(ValueError, match=message):
-        convert_state_dict("rnng", state, meta["config"])
+    refused(message, convert_state_dict, "rnng", state, meta["config"])
 
 
 def test_rnng_learns_which_tokens_end_words():
@@ -206,11 +197,9 @@ def test_the_vocabulary_of_rnng_becomes_a_tokenizer():
     assert tokenizer.pad_token_id == tokenizer.bos_token_id == tokenizer.eos_token_id == 0
     changed = TOKENIZERS["rnng"]({**config, "unkmethod": "unk", "lowercase": True, "replace_num": True})
     assert changed("The Dogs 1,200 DOG N")["input_ids"] == [4, 1, 5, 6, 1]
-    with pytest.raises(ValueError, match="unkmethod is 'odd'"):
-        TOKENIZERS["rnng"]({**config, "unkmethod": "odd"})
+    refused("unkmethod is 'odd'", TOKENIZERS["rnng"], {**config, "unkmethod": "odd"})
     for bad in (["<unk>", "<pad>"], ["<pad>", "a"], ["<pad>", "<unk>", "a", "a"]):
-        with pytest.raises(ValueError, match="tokens must differ, begin with <pad>"):
-            TOKENIZERS["rnng"]({"vocabulary": bad})
+        refused("tokens must differ, begin with <pad>", TOKENIZERS["rnng"], {"vocabulary": bad})
 
 
 class ActionDictionary:
@@ -275,8 +264,7 @@ def test_the_authors_pickles_are_refused_with_instructions(rnng_checkpoint, tmp_
     for checkpoint, found in (({"model_state_dict": state, "vocab": Vocabulary()}, "Vocabulary"), ([state], "mapping")):
         torch.save(checkpoint, weights)
         expected = f"{found}.*torch.save.checkpoint..model_state_dict.., .weights.pt"
-        with pytest.raises(ValueError, match=re.compile(expected, re.DOTALL)):
-            convert_files("rnng", weights, [config], out)
+        refused(re.compile(expected, re.DOTALL), convert_files, "rnng", weights, [config], out)
     # The state of a training that holds plain values only is unwrapped.
     for key in ("state_dict", "model_state_dict"):
         torch.save({"step": 3, key: state, "optimizer": {"lr": 1e-3}}, weights)
@@ -284,6 +272,5 @@ def test_the_authors_pickles_are_refused_with_instructions(rnng_checkpoint, tmp_
     with pytest.raises(ValueError, match="which would be lost"):  # the folder of what is read is not replaced
         convert_files("rnng", weights, [config], tmp_path, overwrite=True)
     for configs, expected in (([config] * 2, "takes one"), ([tmp_path / "list.json"], "not a JSON object")):
-        with pytest.raises(ValueError, match=expected):
-            convert_files("rnng", weights, configs, out)
+        refused(expected, convert_files, "rnng", weights, configs, out)
     assert not out.exists()

@@ -17,6 +17,7 @@ from hf_synlm.conversion import convert_state_dict
 from hf_synlm.conversion.pcfg import pcfg_tokenizer, read_pickled_model
 from tests.helpers.commands import fail, run
 from tests.helpers.goldens import read_case
+from tests.helpers.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:Couldn't retrieve source code", "ignore:.*torch.jit")
 CASES = {
@@ -77,10 +78,8 @@ def test_wrong_sizes_are_named(case: str, options: str) -> None:
 def test_a_simple_pcfg_needs_its_number_of_nonterminals() -> None:
     state, _, meta = read_case("pcfg/07_simple")
     options: dict[str, Any] = {key: value for key, value in meta["config"].items() if key != "NT"}
-    with pytest.raises(ValueError, match="lacks .NT., which the tensors do not tell"):
-        convert_state_dict("pcfg", state, options)
-    with pytest.raises(ValueError, match="T is 6 in the configuration and 5 in the tensors"):
-        convert_state_dict("pcfg", state, {**options, "NT": 5})
+    refused("lacks .NT., which the tensors do not tell", convert_state_dict, "pcfg", state, options)
+    refused("T is 6 in the configuration and 5 in the tensors", convert_state_dict, "pcfg", state, {**options, "NT": 5})
     assert convert_state_dict("pcfg", state, {"NT": 4}).config.num_preterminals == 6
 
 

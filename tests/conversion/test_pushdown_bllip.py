@@ -19,6 +19,7 @@ from hf_synlm.data.tokenizers import num_model_tokens, train_bpe_tokenizer
 from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.training.engine.run import check_vocabulary
 from tests.helpers.goldens import read_case
+from tests.helpers.refusals import refused
 
 LINES = Path(sample_path("raw.train.txt")).read_text(encoding="utf-8").splitlines()
 KNOWN = ["We the people ask what the States did.", "Did the economy grow?", "It grows, and we ask"]
@@ -108,8 +109,7 @@ def test_it_is_trained_with_its_own_tokenizer(converted: Path):
     assert len(tokenizer) > num_model_tokens(tokenizer) == config.vocab_size
     check_vocabulary(tokenizer, config)
     tokenizer.add_tokens(["<new>"])
-    with pytest.raises(ValueError, match="--tokenizer-name"):
-        check_vocabulary(tokenizer, config)
+    refused("--tokenizer-name", check_vocabulary, tokenizer, config)
     assert num_model_tokens(train_bpe_tokenizer(LINES, 300)) == 300
 
 
@@ -144,8 +144,7 @@ class Evil:
 )
 def test_other_pickles_are_refused(content: bytes, message: str, tmp_path: Path):
     (tmp_path / "vocab.pkl").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read_vocabulary(tmp_path / "vocab.pkl")
+    refused(message, read_vocabulary, tmp_path / "vocab.pkl")
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(pair: Path, gpt2, tmp_path: Path, capsys):
@@ -155,8 +154,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(pair: Path, gpt
         with pytest.raises(ValueError, match="--vocabulary is only for pushdown.*--tokenizer gpt2"):
             convert_files(architecture, *files, tokenizer, vocabulary=pair / "vocab.pkl")
     (tmp_path / "vocab.pkl").write_bytes(pickled(["<pad>", "<eos>", "a"]))
-    with pytest.raises(ValueError, match="vocab_size"):
-        convert_files("pushdown", *files, gpt2, vocabulary=tmp_path / "vocab.pkl")
+    refused("vocab_size", convert_files, "pushdown", *files, gpt2, vocabulary=tmp_path / "vocab.pkl")
     with pytest.raises(ValueError, match="compose_keys_and_stack_info"):
         convert_files("pushdown", files[0], [tmp_path / "config.json"], files[2], gpt2, vocabulary=pair / "vocab.pkl")
     assert main(["convert", "pushdown", "--weights", str(files[0]), "--out", str(files[2])]) == 2

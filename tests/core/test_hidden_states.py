@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.helpers.architectures import batch, build
 from tests.helpers.recurrent_models import ids_of
+from tests.helpers.refusals import refused
 
 RECURRENT = ("on_lstm", "prpn", "prpn, syd", "palm", "awd_lstm", "lstm")
 RNNGS = ("rnng", "rnng, attention")
@@ -51,8 +52,7 @@ def test_some_places(name):
     assert [state is None for state in some] == [False] + [True] * (len(every) - 2) + [False]
     torch.testing.assert_close((some[0], some[-1]), (every[0], every[-1]))
     assert torch.equal(model(**inputs, output_hidden_states=1).hidden_states[1], every[1])
-    with pytest.raises(ValueError, match=f"no entry 9; this model has {len(every)}"):
-        model(**inputs, output_hidden_states=[9])
+    refused(f"no entry 9; this model has {len(every)}", model, **inputs, output_hidden_states=[9])
 
 
 @pytest.mark.parametrize("name", RNNGS)
@@ -134,8 +134,7 @@ def test_palm_weights_are_those_of_its_scores():
 
 def test_gpst_needs_eager_attention_for_weights():
     model, inputs = build("gpst", "Model"), batch("gpst")
-    with pytest.raises(ValueError, match="'sdpa' computes no weights.*eager"):
-        model(**inputs, output_attentions=True)
+    refused("'sdpa' computes no weights.*eager", model, **inputs, output_attentions=True)
     model.set_attn_implementation("eager")
     types, tokens = (model(**inputs, output_attentions=True).attentions[place] for place in (0, -1))
     assert types.shape[2:] == (14, 14) and tokens.shape[2:] == (8, 8)
@@ -158,8 +157,7 @@ def test_unknown_arguments_are_errors(name):
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "gpst"])
 def test_gradient_checkpointing_is_for_transformer_layers(name):
-    with pytest.raises(ValueError, match="does not support (gradient|activation) checkpointing"):
-        build(name).gradient_checkpointing_enable()
+    refused("does not support (gradient|activation) checkpointing", build(name).gradient_checkpointing_enable)
 
 
 # ---------------------------------------------------------------------------------------------------------- generation

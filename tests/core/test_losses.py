@@ -9,6 +9,7 @@ from hf_synlm.core.losses import linear_cross_entropy
 from hf_synlm.training.engine.steps import to_shares
 from tests.helpers.architectures import build, labeled, without_dropout
 from tests.helpers.recurrent_models import gradients
+from tests.helpers.refusals import refused
 
 PIECES = (slice(0, 1), slice(1, 4), slice(4, 7))
 # Name -> model of `build`, fields of its configuration.
@@ -103,8 +104,7 @@ def test_a_piece_may_hold_no_item_of_a_part() -> None:
 @pytest.mark.parametrize("name", ["gpst", "gpst-classifier", "rnng-batch", "pcfg", "lstm", "on_lstm", "palm"])
 def test_unknown_parts_are_refused(name: str) -> None:
     model, batch = make(name)
-    with pytest.raises(ValueError, match="the loss has no part 'words'"):
-        model(**batch, loss_shares={"words": 0.5})
+    refused("the loss has no part 'words'", model, **batch, loss_shares={"words": 0.5})
 
 
 @pytest.mark.parametrize(("rows", "words", "with_bias"), [(8, 11, True), (8, 11, False), (300, 60_000, True)])

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, saved_whole
 from tests.helpers.architectures import batch, build
+from tests.helpers.refusals import refused
 
 every_architecture = pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "prpn", "palm", "lstm"])
 
@@ -46,8 +47,7 @@ def test_only_one_device_is_accepted(places, is_refused, monkeypatch):
     loaded = SimpleNamespace(hf_device_map=dict(enumerate(places)))
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda: loaded)
     if is_refused:
-        with pytest.raises(ValueError, match="cannot be split"):
-            SyntacticPreTrainedModel.from_pretrained()
+        refused("cannot be split", SyntacticPreTrainedModel.from_pretrained)
     else:
         assert SyntacticPreTrainedModel.from_pretrained() is loaded
 

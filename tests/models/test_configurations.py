@@ -10,6 +10,7 @@ import hf_synlm
 from hf_synlm.core.configuration_base import position_limit
 from tests.helpers.architectures import EVERY, build
 from tests.helpers.recurrent_models import ARCHITECTURES, dropouts
+from tests.helpers.refusals import refused
 
 # Prefix of the classes, preset, millions of parameters; those of labels and those that nothing reads left out.
 SIZES = [
@@ -55,8 +56,7 @@ def test_every_preset_makes_a_model(prefix: str) -> None:
     with torch.device("meta"):
         for preset in config_class.presets:
             getattr(hf_synlm, f"{prefix}ForCausalLM")(config_class.from_preset(preset))
-    with pytest.raises(ValueError, match=next(iter(config_class.presets))):
-        config_class.from_preset("no such preset")
+    refused(next(iter(config_class.presets)), config_class.from_preset, "no such preset")
 
 
 def test_how_sentences_end() -> None:
@@ -165,5 +165,4 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "fields", "named"), BAD)
 def test_bad_fields_are_named(name: str, fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        build(name, **fields)
+    refused(named, build, name, **fields)

@@ -20,6 +20,7 @@ from tests.helpers.recurrent_models import (
     model_class,
     words_tokenizer,
 )
+from tests.helpers.refusals import refused
 from tests.reference.trees import keeps_words_together
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -73,10 +74,8 @@ def test_what_wrappers_pass_on(name):
         with pytest.raises(TypeError, match="position_ids"):
             model(ids, position_ids=ids)
         for wrong in ({}, {"input_ids": ids, "inputs_embeds": torch.zeros(2, 5, 8)}):
-            with pytest.raises(ValueError, match="input_ids or inputs_embeds"):
-                model(**wrong)
-        with pytest.raises(ValueError, match="inputs_embeds"):
-            model(inputs_embeds=torch.zeros(0, 3, 8))
+            refused("input_ids or inputs_embeds", model, **wrong)
+        refused("inputs_embeds", model, inputs_embeds=torch.zeros(0, 3, 8))
 
 
 def test_trees_need_ids():
@@ -135,12 +134,9 @@ def test_hidden_size_is_the_width_of_the_states(name, tmp_path):
     assert config_class(hidden_size=40).layer_size == 40 and config_class().layer_size > 1000
     config = config_class.from_preset(next(iter(config_class.presets)), hidden_size=40)
     assert (config.layer_size, config.hidden_size) == (40, config.embedding_size)
-    with pytest.raises(ValueError, match="hidden_size is null"):
-        config_class(hidden_size=None)
-    with pytest.raises(ValueError, match="hidden_size is null"):
-        config_class.from_preset(next(iter(config_class.presets)), hidden_size=None)
-    with pytest.raises(ValueError, match="hidden_size is 12, embedding_size .* layer_size 40"):
-        config_class(hidden_size=12, layer_size=40)
+    refused("hidden_size is null", config_class, hidden_size=None)
+    refused("hidden_size is null", config_class.from_preset, next(iter(config_class.presets)), hidden_size=None)
+    refused("hidden_size is 12, embedding_size .* layer_size 40", config_class, hidden_size=12, layer_size=40)
     assert config_class.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
@@ -176,8 +172,7 @@ def test_stop_strings_of_a_vocabulary_of_words(name, tokenizer):
     prompt, two = tokenizer.convert_ids_to_tokens(ids[0]), " ".join(words[1:3])
     found = model.generate(ids, **options, stop_strings=[two], tokenizer=tokenizer)[0, 4:]
     assert " ".join([*prompt, *words[: len(found)]]).endswith(two) and len(found) <= 3
-    with pytest.raises(ValueError, match="tokenizer"):
-        model.generate(ids, **options, stop_strings=["the"])
+    refused("tokenizer", model.generate, ids, **options, stop_strings=["the"])
 
 
 def pieces() -> PreTrainedTokenizerFast:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hf_synlm.search.beliefs import renyi_divergence
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import SEARCHING, model_and_tokenizer
 from tests.helpers.search_models import gpst, padded, rnng
 from tests.models.tree_lm.test_modeling_tree_lm import tiny
@@ -249,7 +250,6 @@ def test_what_cannot_be_is_refused() -> None:
             gpst().parse(ids, belief_update=given)
     with pytest.raises(ValueError, match="belief_update has shape"):
         gpst().parse(ids, belief_update=("new", 1.0, torch.ones(1, 2, dtype=torch.bool)))
-    with pytest.raises(ValueError, match="word-synchronous"):
-        gpst().parse(ids, synchronous=False, belief_update=("new", 1.0))
+    refused("word-synchronous", gpst().parse, ids, synchronous=False, belief_update=("new", 1.0))
     with pytest.raises(ValueError, match="neither stepwise probabilities nor belief updates"):
         rnng().parse(ids, method="particle", belief_update=("new", 1.0))

@@ -14,6 +14,7 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from tests.helpers.architectures import ARCHITECTURES, build
 from tests.helpers.garbage import tensors_in_cycles
+from tests.helpers.refusals import refused
 
 SEARCHING = ("gpst", "rnng", "tree_lm", "urnng", "pushdown")
 NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
@@ -90,9 +91,9 @@ def test_outputs_of_the_search(mode):
         assert isinstance(output, kind) and len(output.spans) == len(output.sequences) == copies
         assert len(output.scores) == NEW
         assert all(s.shape[1] == model.config.vocab_size and not torch.isnan(s).any() for s in output.scores)
-        for refused in ({"use_cache": False}, {"output_logits": True}):
+        for bad in ({"use_cache": False}, {"output_logits": True}):
             with pytest.raises(ValueError, match="structure_mode='marginal'"):
-                generate(model, prompts(), **options, **refused, return_dict_in_generate=True)
+                generate(model, prompts(), **options, **bad, return_dict_in_generate=True)
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -138,12 +139,9 @@ def test_spans_are_columns_of_the_sequences(architecture, mode):
     parsed = model.parse(ids, attention_mask=mask)
     tokens = re.findall(r"t\d+", parsed.brackets(tokenizer, 0))
     assert tokens == [f"t{int(i)}" for i in ids[0, 1:]]
-    with pytest.raises(ValueError, match=r"1 words were given. Pass one per token, or the tokenizer.*parse_sentences"):
-        parsed.brackets(["a"], 1)
-    with pytest.raises(ValueError, match="one per column"):
-        output.brackets(["a"], 1)
-    with pytest.raises(ValueError, match="No tree of sequence 9"):
-        output.brackets(columns, 9)
+    refused(r"1 words were given. Pass one per token, or the tokenizer.*parse_sentences", parsed.brackets, ["a"], 1)
+    refused("one per column", output.brackets, ["a"], 1)
+    refused("No tree of sequence 9", output.brackets, columns, 9)
     with pytest.raises(ValueError, match="Pad on the left|holes or padding|holes inside"):
         generate(model, ids.flip(1), attention_mask=mask.flip(1), return_dict_in_generate=True)
 
@@ -229,8 +227,7 @@ def test_what_is_not_supported_is_an_error(model, options, message):
     options = dict(options)
     if "assistant_model" in options:
         options["assistant_model"] = model
-    with pytest.raises(ValueError, match=message):
-        generate(model, prompts()[:1], **options)
+    refused(message, generate, model, prompts()[:1], **options)
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "pcfg"])

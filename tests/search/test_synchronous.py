@@ -13,6 +13,7 @@ from hf_synlm.search.action_beam import read_by_actions
 from hf_synlm.search.parsing import marginal_logits, parse_with_search
 from hf_synlm.search.token_head import PackedTokenHead, TokenHead
 from tests.helpers.goldens import read_case
+from tests.helpers.refusals import refused
 from tests.helpers.search_models import gpst, hypotheses, padded
 from tests.reference import exhaustive_search as reference
 from tests.reference.trees import all_gen_comp_sequences
@@ -245,13 +246,10 @@ def test_one_word_and_empty_texts(model: GPSTForCausalLM) -> None:
 
 def test_wrong_inputs_are_refused(model: GPSTForCausalLM) -> None:
     """Messages name the value and the remedy."""
-    with pytest.raises(ValueError, match="65 tokens does not fit the 64 positions"):
-        parse(model, [9] * 65, 2)
-    with pytest.raises(ValueError, match="context only"):
-        parse(model, [9, 9], 2, context_sentence_ids=torch.tensor([[1, 1]]))
+    refused("65 tokens does not fit the 64 positions", parse, model, [9] * 65, 2)
+    refused("context only", parse, model, [9, 9], 2, context_sentence_ids=torch.tensor([[1, 1]]))
     for context in ([0, 1, 0], [2, 1, 0], [-1, 0, 0]):
-        with pytest.raises(ValueError, match="before a text 1, 2"):
-            parse(model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([context]))
+        refused("before a text 1, 2", parse, model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([context]))
 
 
 def test_context_rows_are_independent(model: GPSTForCausalLM) -> None:
@@ -335,11 +333,9 @@ def test_length_limit_counts_words_per_row(model: GPSTForCausalLM) -> None:
     begun = torch.tensor([[1] + [9] * limit])
     full, _ = marginal_logits(search, begun, bos_token_id=1, logits_to_keep=1)
     assert torch.isfinite(full).all()
-    with pytest.raises(ValueError, match=f"{limit + 1} tokens"):
-        marginal_logits(search, torch.tensor([[9] * (limit + 1)]), bos_token_id=1)
+    refused(f"{limit + 1} tokens", marginal_logits, search, torch.tensor([[9] * (limit + 1)]), bos_token_id=1)
     first = torch.tensor([[9] * (limit - 2), [0] * (limit - 2)])
     _, cache = marginal_logits(search, first, (first > 0).long(), logits_to_keep=1)
     second, mask = torch.tensor([[9, 9, 0, 0], [9, 9, 9, 9]]), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
     marginal_logits(search, second, mask, cache=cache, logits_to_keep=1)
-    with pytest.raises(ValueError, match=f"{limit + 1} tokens"):
-        marginal_logits(search, second[:, :1], cache=cache)
+    refused(f"{limit + 1} tokens", marginal_logits, search, second[:, :1], cache=cache)

@@ -211,7 +211,7 @@ def test_lora_on_a_decoder_gives_an_adapter(
     assert decoder not in (folder / "config.json").read_text() and "owner/gpt2" in (folder / "README.md").read_text()
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
     flags = backbone_flags(corpus, decoder, tmp_path / "cut", *lora, "--resume-from-checkpoint", "latest")
-    refused("lora-alpha", run_here, "train_tree_lm", [*flags, "--lora-alpha", "3"], corpus["cache"], capsys)
+    refused("lora_alpha", run_here, "train_tree_lm", [*flags, "--lora-alpha", "3"], corpus["cache"], capsys)
     again = run_here("train_tree_lm", flags, corpus["cache"], capsys)
     assert again["evaluations"][-1] == whole["evaluations"][-1]
     text = tmp_path / "text.txt"

@@ -11,6 +11,7 @@ from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
 from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION, spans_to_actions
 from hf_synlm.trees.binary import actions_to_spans
 from hf_synlm.trees.spans import right_branching
+from tests.helpers.refusals import refused
 from tests.reference.trees import actions_of, all_binary_trees, all_gen_comp_sequences, spans_of
 
 
@@ -67,8 +68,7 @@ def test_forests():
     ],
 )
 def test_wrong_actions_are_named(actions, message):
-    with pytest.raises(ValueError, match=message):
-        actions_to_spans(actions)
+    refused(message, actions_to_spans, actions)
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,4 @@ def test_wrong_actions_are_named(actions, message):
     ],
 )
 def test_spans_that_are_no_binary_tree_are_named(spans, num_tokens, message):
-    with pytest.raises(ValueError, match=message):
-        spans_to_actions(spans, num_tokens)
+    refused(message, spans_to_actions, spans, num_tokens)

@@ -7,6 +7,7 @@ import torch
 
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.models.gpst.chart import best_splits, induced_trees, mbr_splits, plan_chart, plan_trees
+from tests.helpers.refusals import refused
 from tests.reference.inside_outside import replay_chart
 
 
@@ -129,10 +130,8 @@ def test_given_trees_come_back():
     ],
 )
 def test_bad_trees_are_named(spans, message):
-    with pytest.raises(ValueError, match=message):
-        plan_trees(spans, torch.ones(1, 3, dtype=torch.long))
+    refused(message, plan_trees, spans, torch.ones(1, 3, dtype=torch.long))
 
 
 def test_bad_orders_are_named():
-    with pytest.raises(ValueError, match="shape"):
-        plan_chart(torch.tensor([[0, 1, 2]]), torch.ones(1, 3, dtype=torch.long), 2)
+    refused("shape", plan_chart, torch.tensor([[0, 1, 2]]), torch.ones(1, 3, dtype=torch.long), 2)

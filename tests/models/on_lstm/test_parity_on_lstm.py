@@ -12,6 +12,7 @@ from hf_synlm.recurrent import layers as recurrent_layers
 from hf_synlm.recurrent.cache import RecurrentCache
 from hf_synlm.recurrent.distances import ranking_loss
 from tests.helpers.goldens import read_case
+from tests.helpers.refusals import refused
 from tests.reference.trees import spans_of_words
 
 LANGUAGE_MODELS = ["lm_2layer_nowdrop_untied", "lm_3layer_wdrop_tied", "lm_chunk1_1layer"]
@@ -197,16 +198,13 @@ class TestConversion:
         state, _, meta = files("syd_l4d2_tied")
         state = {name: tensor.clone() for name, tensor in state.items()}
         change(state)
-        with pytest.raises(ValueError, match=message):
-            convert_state_dict("on_lstm", state, {**meta, "config": {**meta["config"], **options}})
+        refused(message, convert_state_dict, "on_lstm", state, {**meta, "config": {**meta["config"], **options}})
 
     def test_options_that_no_tensor_tells(self):
         state, _, meta = files("lm_3layer_wdrop_tied")
         for name in ("chunk_size", "wdrop"):
             options = {key: value for key, value in meta["config"].items() if key != name}
-            with pytest.raises(ValueError, match=f"lacks .*'{name}'"):
-                convert_state_dict("on_lstm", state, options)
+            refused(f"lacks .*'{name}'", convert_state_dict, "on_lstm", state, options)
         state, _, meta = files("syd_l4d2_tied")
         options = {key: value for key, value in meta["config"].items() if key != "l4d"}
-        with pytest.raises(ValueError, match="Give .l4d. and leave"):
-            convert_state_dict("on_lstm", state, options)
+        refused("Give .l4d. and leave", convert_state_dict, "on_lstm", state, options)

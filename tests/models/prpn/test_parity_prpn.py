@@ -9,6 +9,7 @@ from hf_synlm.models.prpn.parser import FAR
 from hf_synlm.recurrent.cache import RecurrentCache
 from hf_synlm.recurrent.distances import distances_to_spans
 from tests.helpers.goldens import cases_of, read_case
+from tests.helpers.refusals import refused
 from tests.reference.trees import spans_of_words
 
 CASES = cases_of("prpn")
@@ -228,5 +229,4 @@ class TestConversion:
     def test_what_does_not_fit_is_named(self, changes, message):
         tensors, config = self.state()
         config = {name: value for name, value in {**config, **changes}.items() if value is not None}
-        with pytest.raises(ValueError, match=message):
-            convert_prpn(tensors, config)
+        refused(message, convert_prpn, tensors, config)

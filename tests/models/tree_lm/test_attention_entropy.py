@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hf_synlm.search.parsing import read_text, start_state
+from tests.helpers.refusals import refused
 from tests.models.tree_lm.test_modeling_tree_lm import LENGTHS, STRUCTURES, TOLERANCE, batch, tiny
 from tests.reference.tree_lm import attention_entropies
 
@@ -62,5 +63,4 @@ def test_unknown_kinds_are_refused():
     model = tiny()
     with pytest.raises(ValueError, match="attention_entropy 'both' is unknown. Choose 'projected' or 'raw'"):
         model.attention_entropy(**batch(), kind="both")
-    with pytest.raises(ValueError, match="attention_entropy 'both' is unknown"):
-        model.parse(torch.tensor([[3, 4]]), attention_entropy="both")
+    refused("attention_entropy 'both' is unknown", model.parse, torch.tensor([[3, 4]]), attention_entropy="both")

@@ -25,6 +25,7 @@ from hf_synlm.trees.codecs import LabeledCodec, binary_constituents
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.garbage import tensors_in_cycles
 from tests.helpers.goldens import cases_of, read_meta, read_tensors
+from tests.helpers.refusals import refused
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
 from tests.models.rnng.test_rnng_fast_track import check_exact
 from tests.reference.tree_lm import log_probs, positions
@@ -299,8 +300,7 @@ def test_parse_finds_what_forward_scores(structure):
     ],
 )
 def test_bad_derivations_are_named(structure, actions, message):
-    with pytest.raises(ValueError, match=message):
-        tiny(structure_attention=structure)(torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
+    refused(message, tiny(structure_attention=structure), torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
 
 
 def test_pieces_of_a_word_are_one_element():
@@ -317,8 +317,7 @@ def test_trees_of_the_treebank_come_back():
     assert labels == ("@", "NP", "S+VP", "X")
     assert binary_constituents(tree.labeled_spans, 7)[-1] == ("S+VP", 0, 7)
     assert binary_constituents([("NP", 0, 2), ("@", 0, 3)], 3) == [("NP", 0, 2), ("@", 0, 3)]
-    with pytest.raises(ValueError, match="'@' has a meaning in binary trees"):
-        binary_constituents([("@", 0, 2), ("S", 0, 3)], 3)
+    refused("'@' has a meaning in binary trees", binary_constituents, [("@", 0, 2), ("S", 0, 3)], 3)
     system = TransitionSystem("binary", len(labels))
     (encoded,) = encode_trees([tree], word_tokenizer([tree.words], min_count=1), LabeledCodec("binary", labels))
     machine = BinaryTreeLMStackMachine(tiny(structure_attention="binary", nonterminals=list(labels)))
@@ -419,8 +418,7 @@ def test_decoders_that_do_not_fit_are_refused(kind, more, message, tmp_path):
     for name, value in more.items():
         setattr(config, name, value)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        TreeLMForCausalLM.from_backbone(tmp_path, ["NP", "S"])
+    refused(message, TreeLMForCausalLM.from_backbone, tmp_path, ["NP", "S"])
 
 
 def test_half_precision_knows_words_as_their_distribution_does():
@@ -471,8 +469,7 @@ def test_activations_of_a_backbone_are_checkpointed():
         model(**values).loss.backward()
         gradients.append(model.model.embed_tokens.weight.grad)
     torch.testing.assert_close(*gradients)
-    with pytest.raises(ValueError, match="does not support"):
-        tiny().gradient_checkpointing_enable()
+    refused("does not support", tiny().gradient_checkpointing_enable)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_neo"])
@@ -487,5 +484,4 @@ def test_a_backbone_has_only_so_many_positions(kind, monkeypatch):
     model = TreeLMForCausalLM(TreeLMConfig(backbone_config=config, max_consecutive_nonterminals=2, **TINY))
     monkeypatch.setattr(tree_attention, "_DENSE", 100)
     model.parse(torch.tensor([[2, 3]]), action_beam_size=50)
-    with pytest.raises(ValueError, match="13 positions or more, and the backbone 12"):
-        model.parse(torch.arange(2, 15)[None])
+    refused("13 positions or more, and the backbone 12", model.parse, torch.arange(2, 15)[None])

@@ -11,6 +11,7 @@ from hf_synlm import URNNGConfig, URNNGForCausalLM
 from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.trees.actions import COMP, GEN
 from tests.helpers.goldens import read_tensors
+from tests.helpers.refusals import refused
 from tests.reference.trees import actions_of, all_binary_trees
 from tests.training.test_inference_network import CASES, load_network
 
@@ -176,8 +177,7 @@ def test_the_end_token_is_the_right_part_of_the_whole_tree() -> None:
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     ids = torch.tensor([[3, 4, 4] if "attention_mask" in arguments else [3, 4]])
-    with pytest.raises(ValueError, match=message):
-        tiny()(ids, **arguments)
+    refused(message, tiny(), ids, **arguments)
 
 
 def test_dropout_acts_at_words_between_layers_and_before_heads() -> None:
