@@ -128,7 +128,7 @@ def perplexity(
         from hf_synlm.evaluation.text.tree_files import evaluate_proposals
 
         if context != "sentence":
-            raise ValueError(f"--context {context}: with --proposals every sentence stands by itself. Leave it out")
+            raise ValueError(f"--context {context}: --proposals read each sentence alone. Leave --context out")
         return outputs.report(evaluate_proposals(scoring.scorer(model), items, trees, **how), out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 
@@ -295,7 +295,7 @@ def plot(
         raise ValueError(f"{results[0]}: --x needs a table of `synlm surprisal` with the ending .tsv")
     if (is_table and (x is None or len(results) > 1 or label)) or (by and x is None):
         raise ValueError(
-            "one table of `synlm surprisal` (.tsv) needs --x COLUMN; it takes --x and --by, but not --label"
+            "a table of `synlm surprisal` (.tsv) needs --x COLUMN, and may have --by. Give one table, without --label"
         )
     if x is not None:
         _plot_regions(results[0], out, x, by, score)
@@ -342,7 +342,10 @@ def _drawable(path: Path, number: int, name: str, value: str) -> float:
     except ValueError:
         found = math.inf
     if math.isinf(found) or (value and math.isnan(found)):
-        raise ValueError(f"{path}: row {number}: {value!r} in {name!r} cannot be drawn: take it out, or see --score")
+        raise ValueError(
+            f"{path}: row {number}: {value!r} in {name!r} is not a number. Correct the row, or name another column "
+            "by --score"
+        )
     return found
 
 
@@ -404,4 +407,6 @@ def _names(paths: list[Path]) -> list[str]:
     for names in ([path.stem for path in paths], [path.absolute().parent.name for path in paths]):
         if len(set(names)) == len(names):
             return names
-    raise ValueError("files and folders have the same names: name each file by --label (runs of one model alike)")
+    raise ValueError(
+        "files and folders have the same names: name each file by --label, and the runs of one model by the same name"
+    )

@@ -28,7 +28,7 @@ def grammar(
     Symbols are named as in the trees of `synlm parse --method viterbi`: NT3 is a nonterminal, T17 a preterminal, shown
     with its likeliest words. Each rule has its probability given the parent. Symbols are sorted by their mean number of
     uses in a derivation. Growth is the ratio of the numbers of nonterminals in a deep level of a derivation and in the
-    level above. If it is 1 or more, derivations may never end, and uses are those in the first 20 levels. For a
+    level above. If it is 1 or more, derivations may never end. Uses are then counted in the first 20 levels. For a
     compound grammar, z is 0, the mean of the prior.
 
     Examples:

@@ -160,7 +160,7 @@ def export(
         if revision or backbone or measured or dtype != "auto":
             raise ValueError(
                 f"{model!r} is a checkpoint of a training run: leave out --revision, --backbone, --results and "
-                "--dtype. They may be given when its model is exported again."
+                "--dtype. You can give them when you export the model again."
             )
         return _export_step(Path(model), out, overwrite, given, code_repo)
     auto_class = saved_auto_class(model, revision, trust_remote_code)
@@ -201,8 +201,8 @@ def _stated_facts(
     known, text = saved_card(model, revision)
     if known is None and text is not None and measured and not given:
         raise ValueError(
-            f"{model!r} has a README.md without card.yaml, which --results would replace. Give the facts of the new "
-            "card by --facts."
+            f"{model!r} has a README.md and no card.yaml. --results would replace this README.md. Give the facts of "
+            "the new card by --facts."
         )
     # Facts with checksums are those of a card; results without them are the user's.
     of_cards = [facts for facts in (known, given) if is_cast and facts and (facts is known or "weights" in facts)]
@@ -222,8 +222,8 @@ def _stated_facts(
     if not measured and measured_weights and Path(model).is_dir():
         if weight_checksums(model) != measured_weights:
             raise ValueError(
-                f"{model!r} has other weights than those whose results its card.yaml reports. Measure it and name the "
-                "files by --results, or take results and weights out of card.yaml."
+                f"card.yaml of {model!r} reports the results of other weights. Measure these weights and name the "
+                "files by --results, or delete results and weights in card.yaml."
             )
     if measured:
         stated["results"] = [*given.get("results", ()), *measured]

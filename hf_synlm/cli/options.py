@@ -476,7 +476,7 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
         if not name or not equals:
             raise ValueError(f"{flag} {option}: write NAME=VALUE")
         if name in chosen:
-            raise ValueError(f"{flag} {option}: {name} is given elsewhere (see --help for options that set it)")
+            raise ValueError(f"{flag} {option}: {name} has an option of its own: see --help")
         try:
             chosen[name] = json.loads(value)
         except json.JSONDecodeError:  # a bare string

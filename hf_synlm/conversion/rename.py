@@ -25,7 +25,7 @@ class Options(dict[str, Any]):
     """Options of a configuration by name; one that is missing is a ValueError."""
 
     def __missing__(self, name: str) -> Any:
-        raise ValueError(f"The configuration lacks {name!r}, which the tensors do not tell. Add it.")
+        raise ValueError(f"The configuration lacks {name!r}. The tensors do not tell it. Add it.")
 
 
 def clean_state_dict(state_dict: Mapping[str, Tensor]) -> Tensors:

@@ -141,8 +141,8 @@ class AdapterMixin(AdapterLoading):
         beyond = [name for name in full if {"base_layer", "original_module", "modules_to_save"} & set(name.split("."))]
         if beyond:
             raise ValueError(
-                f"The adapter reaches beyond the backbone ({beyond[0]}), but the rest is trained in full. "
-                "Take target_modules from linear_layers(model), leave out modules_to_save, and make the model anew."
+                f"The adapter changes {beyond[0]}, which is outside of the backbone and trained in full. Take "
+                "target_modules from linear_layers(model), leave out modules_to_save, and make the model anew."
             )
         for name, parameter in full.items():
             parameter.requires_grad_(name not in self.frozen)

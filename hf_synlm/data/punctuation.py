@@ -103,8 +103,8 @@ def check_tags(tags: Mapping[str, int], remedy: str) -> int:
     shown = ", ".join(tag for tag, _ in unknown.most_common(5))
     if not has_penn_tags(tags):
         raise ValueError(
-            f"{unknown.total()} of {total} words have tags that are not those of the Penn Treebank or of Universal "
-            f"Dependencies, such as {shown}, so tags do not tell punctuation here: {remedy}"
+            f"{unknown.total()} of {total} words have tags of neither the Penn Treebank nor Universal Dependencies, "
+            f"such as {shown}. So tags do not tell which words are punctuation: {remedy}"
         )
     if unknown:
         logger.warning(

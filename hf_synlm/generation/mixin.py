@@ -495,7 +495,7 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
     if config.action_beam_size is not None:
         check_count("action_beam_size", config.action_beam_size)
     if not config.synchronous and config.output_scores:
-        raise ValueError("output_scores: hypotheses differ in their number of words; needs synchronous=True")
+        raise ValueError("output_scores needs synchronous=True, because hypotheses differ in their number of words")
     if config.structure_mode == "marginal":
         return
     refused = {

@@ -138,8 +138,8 @@ def check_model_source(
         if steps:
             newest = max(steps, key=lambda step: int(step.name.rpartition("_")[2]) if step.name[-1].isdigit() else 0)
             raise ValueError(
-                f"{str(folder)!r} is a training run or its checkpoint, not a model: `synlm export {newest} --out "
-                "FOLDER` makes one of the checkpoint. Or let the run end, which writes `model` into its folder."
+                f"{str(folder)!r} is a training run or its checkpoint, not a model. Make a model of it by `synlm "
+                f"export {newest} --out FOLDER`, or let the run end: then it writes the folder `model`."
             )
         raise ValueError(f"{str(folder)!r} is not a model folder: it has no {CONFIG_FILE}. Name a folder that has one.")
     for pattern in ("*.json", *PICKLES):

@@ -41,7 +41,9 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
     texts = [found for found in scores if found.tokens]
     tokens = sum(sum(not math.isnan(p) for _, p in found.tokens) for found in texts)
     if not tokens:
-        raise ValueError("there are no tokens to compute a perplexity of: the texts are empty, or nothing predicts one")
+        raise ValueError(
+            "no token has a probability, so there is no perplexity: the texts are empty, or have one token each"
+        )
     scored = [[w.text for w, p in zip(t.words, t.log_probs.tolist(), strict=True) if not math.isnan(p)] for t in texts]
     words, characters = sum(map(len, scored)), sum(len(" ".join(text)) for text in scored)
     nats = -math.fsum(float(found.log_probs.nansum()) for found in texts)

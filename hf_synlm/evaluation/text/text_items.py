@@ -112,11 +112,17 @@ def iterate_items(
         items = _items_of_lines(path, kind is not None, flag)
     elif word_column is not None and text_column is None:
         if by_sentences:
-            raise ValueError("--split-sentences: the rows of words of an item are one text. Name a --sentence-column")
+            raise ValueError(
+                "--split-sentences splits texts, and this table has a word per row. Name the column of its "
+                "sentences by --sentence-column"
+            )
         table = read_rows(path, file_format(path, kind))
         items = _items_of_words(path, table, word_column, item_column or "item", sentence_column)
     elif word_column is not None or sentence_column is not None:
-        raise ValueError("a table has a text per row (--text-column), or a word (--word-column, --sentence-column)")
+        raise ValueError(
+            "give the options of one kind of table: a text per row (--text-column), or a word per row "
+            "(--word-column, --sentence-column)"
+        )
     else:
         items = _items_of_rows(path, read_rows(path, file_format(path, kind)), text_column or "sentence", item_column)
     has_text = False
@@ -250,8 +256,9 @@ def _telling_columns(
         changes = {name: sum(a.get(name) != b.get(name) for a, b in pairwise(rows)) for name in doubtful}
         name = min(doubtful, key=lambda name: (str(rows[0].get(name)).isdecimal(), changes[name]))
         raise ValueError(
-            f"{path}: where {name!r} changes inside an item, {doubtful[name]}: is each part a text of its own? Then "
-            f"add --sentence-column {name}, or call the column condition. If not, add --sentence-column {item_column}"
+            f"{path}: where {name!r} changes inside an item, {doubtful[name]}. If each part is a text of its own, "
+            f"add --sentence-column {name}, or call the column condition. If the item is one text, add "
+            f"--sentence-column {item_column}"
         )
     return sorted(found)
 
@@ -304,9 +311,9 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
         is_again = is_again and _begins_anew(first, others[:size])
         if is_again or (_PLACES.fullmatch(column) and any(map(_comes_in_rounds, (of_rows, values)))):
             raise ValueError(
-                f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}: is each part a text of its "
-                "own? Then add a column condition that tells them apart, or name one by --sentence-column. If not, add "
-                f"--sentence-column {item_column}"
+                f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}. If each part is a text of "
+                "its own, add a column condition that tells the parts apart, or name one by --sentence-column. If "
+                f"the item is one text, add --sentence-column {item_column}"
             )
 
 
@@ -323,8 +330,8 @@ def _check_one_reader(path: PathLike, item: str, words: Sequence[WordRow]) -> No
         readers = {row.columns[column] for row in words} if column.lower() in _READERS else ()
         if len(readers) > 1:
             raise ValueError(
-                f"{path}: {item!r} has the rows of {len(readers)} readers ({column}), which would be one text: score a "
-                "table with one row per word, and join the readings to it"
+                f"{path}: {item!r} has the rows of {len(readers)} readers ({column}), which are not one text. Score "
+                "a table with one row per word, and join the readings to it"
             )
 
 

@@ -182,7 +182,7 @@ class Proposals:
     def settings(self, scorer: TextScorer, tokenize: Tokenization | None = None) -> dict[str, Any]:
         """Options that results state; options of a search, and `tokenize`, are refused."""
         if tokenize:
-            raise ValueError("with proposals words are those of the trees: leave --tokenize out")
+            raise ValueError("the words of proposals are those of their trees: leave --tokenize out")
         if scorer.num_beams is not None or scorer.search_options:
             raise ValueError("num_beams and the other options of a search do not apply to proposals: leave them out")
         return {
@@ -199,7 +199,7 @@ class Proposals:
             words = {tree.words for tree in trees}
             if len(words) > 1:
                 raise ValueError(
-                    f"trees of {sentence!r} split its words in {len(words)} ways, of which two are "
+                    f"trees of {sentence!r} split its words in {len(words)} ways, such as "
                     f"{' | '.join(map(' '.join, sorted(words)[:2]))}: take one"
                 )
         found = {

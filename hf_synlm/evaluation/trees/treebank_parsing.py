@@ -96,7 +96,7 @@ def iterate_parses(
     """
     name, style = type(model).__name__, getattr(model.config, "text_style", None)
     if not declared(model.config, "gives_trees"):
-        raise ValueError(f"{name} gives no trees: use another syntactic language model of hf_synlm")
+        raise ValueError(f"{name} gives no trees: name a model of hf_synlm that gives trees")
     known = parse_options(model)
     if unknown := ", ".join(sorted(set(options) - known)):
         raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")

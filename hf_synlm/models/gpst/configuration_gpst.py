@@ -164,7 +164,7 @@ class GPSTConfig(SyntacticConfig):
     def __post_init__(self, **kwargs: Any):
         if "gptconfig" in kwargs:
             raise ValueError(
-                "gptconfig, r2d2config: davidarps/silm wrote this config.json, whose model_type is gpst, too. "
+                "This config.json (gptconfig, r2d2config) is one of davidarps/silm, whose model_type is gpst, too. "
                 "Convert it: synlm convert gpst --weights FILE --config config.json --tokenizer FOLDER --out FOLDER."
             )
         super().__post_init__(**kwargs)

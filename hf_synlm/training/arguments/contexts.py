@@ -27,8 +27,8 @@ class GPSTModelArguments(ModelArguments):
     )
     model_preset: str | None = option(
         None,
-        "Published size to start from: gpst-small or gpst-medium. Default: gpst-small, or a size that fits device and "
-        "text if neither --config-overrides nor --model-name-or-path is given, nor in --config.",
+        "Published size to start from: gpst-small or gpst-medium. Default: a size that fits device and text; with "
+        "--config-overrides or --model-name-or-path, also in --config: gpst-small.",
     )
     document_end_token: bool = option(
         False, "End every document with the end token, so that the model learns when to stop."
@@ -83,7 +83,7 @@ class EvaluationArguments:
         "Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
         "otherwise none.",
     )
-    test_trees: str | None = option(None, "Treebank file for the final report, in the same way.")
+    test_trees: str | None = option(None, "Treebank file for the final report; values as for --validation-trees.")
     punctuation: Literal["remove", "ignore", "keep"] = option(
         "remove", "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
     )

@@ -140,7 +140,9 @@ class SummaryArguments(TableArguments):
     prompt: str = option("Summary:", "Text between document and summary.")
     end_token: bool = option(True, "End summaries with the end token, which then ends generation.")
     summary_loss_only: bool = option(
-        False, "No token loss on document and prompt. (The authors train on all tokens, as do GPST's other losses.)"
+        False,
+        "Count no token loss on document and prompt. (The authors train on all tokens. GPST's other losses read "
+        "all tokens, too.)",
     )
     language: str = option("en", "Language of the sentence splitting (ISO 639).")
     max_predict_samples: int | None = option(None, "Number of test rows to use; default: all.", minimum=1)
@@ -219,7 +221,7 @@ class InductionArguments:
     validation_trees: str = option("", "Treebank file that chooses the best model, or 'embedded'.")
     test_trees: str = option("", "Treebank file of the final scores, or 'embedded'.")
     punctuation: Literal["remove", "ignore", "keep"] = option(
-        "remove", "Remove it before training and parsing (paper), ignore it in the score only, or keep it."
+        "remove", "Punctuation: remove it before training and parsing (paper), ignore it in the score only, or keep it."
     )
     lowercase: bool = option(True, "Lower-case all words, as in the paper.")
     max_sentence_tokens: int | None = option(None, "Leave longer training sentences out.", minimum=1)

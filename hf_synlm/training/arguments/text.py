@@ -95,7 +95,7 @@ class StreamDataArguments(TextDataArguments):
         True, "Draw the length of each training segment around bptt (or half of it), and scale its learning rate."
     )
     tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
-    binarized_spans: bool = option(False, "PaLM: spans that binarization to the right adds are gold, too.")
+    binarized_spans: bool = option(False, "PaLM: count the spans that binarization to the right adds as gold, too.")
 
     def __post_init__(self):
         """Check the values."""
@@ -163,7 +163,7 @@ class ParsingArguments:
         minimum=1,
     )
     punctuation: Literal["remove", "ignore", "keep"] = option(
-        "remove", "'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
+        "remove", "Punctuation: 'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
     )
     parsing_convention: str = option("on-lstm", "How spans are counted.", choices=list(CONVENTIONS))
     parse_options: str | None = option(
@@ -222,17 +222,17 @@ class ScheduleArguments:
     )
     non_monotone_interval: int = option(
         5,
-        "sgd-asgd: start averaging when the validation loss of an epoch is above the lowest one of all epochs but "
-        "the last N. N is this value (non-monotone trigger).",
+        "sgd-asgd: start averaging when the validation loss is above the lowest loss up to N epochs before. N is "
+        "this value (non-monotone trigger).",
         minimum=1,
     )
     averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.", minimum=1)
     averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
     finetuning_epoch: int = option(
-        0, "After this epoch begin the averages anew, if averaging has begun; 0: never.", minimum=0
+        0, "If averaging has begun, begin the averages anew after this epoch; 0: never.", minimum=0
     )
     plateau_patience: int = option(
-        2, "adam-plateau: lower the rate after more epochs than this without a new best.", minimum=0
+        2, "adam-plateau: lower the rate when more epochs than this pass without a new best.", minimum=0
     )
     plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
 
@@ -307,7 +307,7 @@ class PCFGDataArguments(TextDataArguments):
         40, "Leave out sentences with more words, counted after preprocessing.", minimum=1
     )
     tokenizer_vocab_size: int | None = option(
-        10_000, "Largest number of token ids, special tokens and classes of unknown words included."
+        10_000, "Largest number of token ids, with special tokens and classes of unknown words."
     )
     batch_group_size: int = option(64, "Sentences of similar length from which the batches are drawn.", minimum=1)
 

@@ -94,8 +94,8 @@ class EvaluationArguments:
     )
     report_punctuation: list[str] = option(
         ["ignore"],
-        "How the final report treats punctuation, one or more of these ('keep': for tags that are not the Penn "
-        "Treebank's). Each has its own baselines.",
+        "How the final report treats punctuation; one or more of these. Give 'keep' if the tags are not those of "
+        "the Penn Treebank. Each has its own baselines.",
         choices=list(PUNCTUATION),
     )
 
@@ -158,7 +158,10 @@ class TreeLMModelArguments(ModelArguments):
             raise ValueError("lora_r needs the weights of a backbone. Pass --backbone, and no --model-name-or-path.")
         if self.backbone_name is not None:
             if self.backbone is None or is_folder(self.backbone_name):
-                raise ValueError(f"backbone_name {self.backbone_name!r} is the name on the Hub of --backbone FOLDER.")
+                raise ValueError(
+                    f"--backbone-name {self.backbone_name!r} is given without --backbone FOLDER, whose name on the "
+                    "Hub it is."
+                )
 
 
 @dataclass
@@ -200,12 +203,14 @@ class VariationalArguments:
     network_grad_norm: float = option(1.0, "Gradients of the inference network are clipped to this norm.")
     decay_epoch: int = option(
         8,
-        "After this epoch, wait for an epoch that brings no new best. From then on halve the rates every epoch.",
+        "Halve the rates every epoch, from the first epoch without a new best on; only epochs after this one count.",
         minimum=0,
     )
     min_learning_rate: float = option(0.03, "Stop when --learning-rate has fallen below this.", minimum=0)
     importance_samples: int = option(1000, "Trees per test sentence for the perplexity of the final model.", minimum=1)
-    importance_temperature: float = option(2.0, "Divides the network's scores. Above 1 these trees differ more.")
+    importance_temperature: float = option(
+        2.0, "The network's scores are divided by this number. Above 1, these trees differ more."
+    )
 
     def __post_init__(self):
         """Check the values."""
@@ -286,7 +291,9 @@ class TreebankPCFGArguments(SentenceFileArguments):
     )
     parent_annotation: bool = option(True, "Add the label of the parent to each constituent's label.")
     lexicon_smoothing: float = option(
-        1.0, "How many words to add to each preterminal, distributed as in its tag, and to each tag, as in the text."
+        1.0,
+        "How many words to add to each preterminal, in the proportions of its tag, and to each tag, in those of "
+        "the text.",
     )
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     unknown_words: UnknownRule = option("berkeley2", UNKNOWN_WORDS)
