@@ -338,7 +338,7 @@ _SUMS = re.compile(r"(surprisal|lexical|structural)_(bits|nats)|n_(tokens|action
 def _drawable(path: Path, number: int, name: str, value: str) -> float:
     """The number in a cell of a table, NaN if it is empty."""
     try:
-        found = float(value or "nan")
+        found = float(value.replace("_", " ") or "nan")  # Python reads 1_000 as a number
     except ValueError:
         found = math.inf
     if math.isinf(found) or (value and math.isnan(found)):

@@ -31,14 +31,14 @@ def option(default: Any, help: str, **limits: Any) -> Any:
     return field(default=default, metadata={"help": help, **limits})
 
 
-def _at_least(minimum: float, kind: type, name: str) -> Any:
+def _at_least(minimum: float, kind: type) -> Any:
     """Type of an option for argparse, which reads a number and refuses a smaller one."""
 
     def read(text: str) -> Any:
         value = kind(text)
         if value < minimum:
             rule = f"be at least {minimum}" if minimum else "not be negative"
-            raise ArgumentTypeError(f"{name} must {rule} and is {value}")
+            raise ArgumentTypeError(f"must {rule} and is {value}")
         return value
 
     read.__name__ = kind.__name__
@@ -64,7 +64,7 @@ class ArgumentParser(HfArgumentParser):
             options["nargs"] = "*"
         long = names[0].removeprefix("--")
         if (minimum := options.pop("minimum", None)) is not None:
-            options["type"] = _at_least(minimum, options["type"], long)
+            options["type"] = _at_least(minimum, options["type"])
         other = f"{long}s" if long.endswith("_file") else long.removesuffix("s") if long.endswith("_files") else None
         self.names += [long] if other is None else [long, other]
         others = [] if other is None else dict.fromkeys((f"--{other}", flag_of(other)))

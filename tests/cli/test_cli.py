@@ -27,6 +27,7 @@ import typer
 
 from hf_synlm import __version__
 from hf_synlm.cli.app import app, main
+from hf_synlm.cli.evaluate import _drawable
 from hf_synlm.data.samples import sample_path
 from hf_synlm.evaluation.results import describe_files
 from hf_synlm.evaluation.suites.blimp import evaluate_pairs, read_pairs
@@ -481,6 +482,9 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
     (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\n1\t1\t1\t2.5\n1\t1\t2\tinf\n")
     drawing = ("evaluate", "plot", tmp_path / "words.tsv", "--x", "place", "--score", "b", "--out", tmp_path / "b.svg")
     assert "row 2: 'inf' in 'b' cannot be drawn" in fail(capsys, *drawing)
+    assert math.isnan(_drawable(Path("a"), 1, "b", "")) and _drawable(Path("a"), 1, "b", "1e3") == 1000
+    with pytest.raises(ValueError, match="'1_000' in 'b' cannot be drawn"):
+        _drawable(Path("a"), 1, "b", "1_000")
     (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\tc\n1\t1\t1\t1E-05\t\n1\t1\t2\t\t\n")
     assert "the column 'c' holds no number" in fail(capsys, *drawing[:-3], "c", *drawing[-2:])
     _, lines = lines_of(monkeypatch, capsys, tmp_path / "words.tsv", "item", "place", "--score", "b")

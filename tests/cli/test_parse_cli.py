@@ -634,6 +634,10 @@ def test_a_table_of_models_without_labels_and_of_files(saved_models, files, caps
     said, result = capsys.readouterr(), load_result(out)
     assert f"evalb: {saved_models / 'on_lstm'} gives trees without labels and has no score" in said.err
     assert "| on_lstm | distance |" in said.out
+    assert main(list(map(str, (*command, *models, "--convention", "evalb")))) == 0  # the score of RNNG is left
+    assert "| rnng |" in capsys.readouterr().out
+    pair = ("--model", saved_models / "gpst", *models[:2])
+    assert "no model gives trees with labels" in fail(capsys, *command, *pair, "--convention", "evalb")
     rows = result.tables["differences of sentence F1 (%)"]  # of means over sentences and over the corpus the same
     assert [row["convention"] for row in rows] == ["compound-pcfg, compound-pcfg-corpus"] * 3
     assert all(row["difference"] == round(row["second"] - row["first"], 2) for row in rows)

@@ -347,7 +347,10 @@ def test_treebank_command(tmp_path, capsys):
     assert main([*other, "--punctuation-by", "form"]) == 0
     assert (tmp_path / "d.out").read_text() == "(S (FOO a) (NN b) (BAR c))\n"
     said = fail(capsys, "treebank", tmp_path / "d.out", "--max-words", 2, "--out", tmp_path / "f.out")
-    assert "d.out: 1 left out (more than 2 words). Leave options out." in said
+    assert "d.out: 1 left out (more than 2 words). Give other files, or fewer options." in said
+    (tmp_path / "none.mrg").write_text("((S (-NONE- *)))\n", encoding="utf-8")
+    said = fail(capsys, "treebank", tmp_path / "none.mrg", "--out", tmp_path / "f.out")
+    assert "1 left out (no words). Give other files, or fewer options." in said
     # What `synlm parse` writes has no tags, and perhaps no labels.
     (tmp_path / "e.txt").write_text("((the cat) (sat .))\n\n(go (on .))\n", encoding="utf-8")
     parses = ["treebank", str(tmp_path / "e.txt"), "--from", "parses", "--out", str(tmp_path / "e.out")]

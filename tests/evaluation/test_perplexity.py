@@ -5,12 +5,14 @@ import json
 import math
 
 import pytest
+import torch
 
 from hf_synlm.evaluation.results import EvaluationResult, load_result, markdown_table
 from hf_synlm.evaluation.summary import scores_of_groups, summarize
-from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
-from hf_synlm.evaluation.text.surprisal import score_words
+from hf_synlm.evaluation.text.perplexity import evaluate_perplexity, perplexities
+from hf_synlm.evaluation.text.surprisal import WordScores, score_words
 from hf_synlm.evaluation.text.text_items import TextItem, read_treebank_items
+from hf_synlm.evaluation.text.words import Word
 from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import SENTENCES, scorer_of
 
@@ -46,6 +48,13 @@ def test_perplexities_by_hand(architecture):
     else:
         assert scorer.end_of_text == "not modeled" and "token_perplexity_with_end" not in scores
     assert {name: result.options[name] for name in options} == options
+
+
+def test_characters_of_words_without_a_token_do_not_count():
+    words, log_probs = [Word(text, 0, 2) for text in ("ab", "…", "ab")], torch.tensor([-1.0, math.nan, -2.0])
+    tokens = [("ab", -1.0), ("ab", -2.0)]
+    found = WordScores(words, torch.tensor([1, 0, 1]), [False] * 3, log_probs, *[log_probs] * 4, tokens)
+    assert perplexities([found])["bits_per_character"] == pytest.approx(3 / 5 / math.log(2))
 
 
 def test_perplexity_of_documents():

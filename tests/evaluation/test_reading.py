@@ -474,6 +474,10 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     write(tables / "bad.tsv", [{**row, "mean_rt": 250} for row in WORDS], OF_TIMES)
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
     assert "all reading times that are left are 250" in error
+    edges = [{**row, "mean_rt": 250 + (row["word_id"] == 1)} for row in WORDS]  # first words do not count
+    write(tables / "bad.tsv", edges, OF_TIMES)
+    error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
+    assert "all reading times that are left are 250" in error
     # A word that a grammar cannot derive has no surprisal that a regression takes.
     endless = [{**row, "surprisal_bits": "inf" if i == 60 else row["surprisal_bits"]} for i, row in enumerate(WORDS)]
     write(tables / "s.tsv", endless, OF_SURPRISALS)
@@ -623,6 +627,14 @@ def test_frequencies_of_a_file(tables, capsys):
     check(run(capsys, *files)[0], slow(rows))
     result, said = run(capsys, *COMMON[:-2])
     assert "no word frequency" in said and "frequency_0" not in result["tables"]["baseline"][0]["columns"]
+    (tables / "tags.tsv").write_text("word\tpos\tcount\nrun\tV\t900\nrun\tN\t10\nrare\tJJ\t\n")
+    assert counter("tags.tsv")("Run") == 910 and math.isnan(counter("tags.tsv")("rare"))
+    for text, said in (("the\t-3\nthen\t4\n", "row 1 has -3"), ("the\t3\nthen\t-4\n", "row 2 has -4")):
+        (tables / "bare.tsv").write_text(text)
+        assert said in fail(capsys, *COMMON[:-1], "bare.tsv")
+    write(tables / "rt.tsv", [{**row, "log_frequency": 2} for row in WORDS], (*OF_TIMES, "log_frequency"))
+    assert "these are logarithms. Give counts" in fail(capsys, *COMMON[:-1], "log_frequency")
+    write(tables / "rt.tsv", WORDS, OF_TIMES)
     assert "frequency needs --frequencies" in fail(capsys, *COMMON[:-2], "--baseline", "frequency,length")
     assert "'lenght' is none of" in fail(capsys, *COMMON, "--baseline", "lenght")
 

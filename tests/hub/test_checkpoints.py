@@ -294,9 +294,10 @@ def test_folders_say_what_to_install(tmp_path: Path, monkeypatch):
 @pytest.mark.usefixtures("warm_verify")
 def test_archive_is_reproducible(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(make_checkpoints, "ARCHIVES", tmp_path)
-    first = make_checkpoints.pack("prpn-syd-tiny")
+    checkpoint = make_checkpoints.read_specifications()["prpn-syd-tiny"]
+    first = make_checkpoints.pack("prpn-syd-tiny", checkpoint)
     before = first.read_bytes()
-    assert make_checkpoints.pack("prpn-syd-tiny").read_bytes() == before
+    assert make_checkpoints.pack("prpn-syd-tiny", checkpoint).read_bytes() == before
     with tarfile.open(first) as tar:
         tar.extractall(tmp_path / "unpacked", filter="data")
     # A folder of code, weights and card; that such a folder loads alone is tested above and for every export.

@@ -40,6 +40,7 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.arguments.finetuning import name_split
 from hf_synlm.training.engine.export import hub_facts
+from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.samplers import seed_micro_step
 from hf_synlm.training.programs import finetune_glue, finetune_grammar_induction, finetune_summarization
 from hf_synlm.training.programs.finetune_summarization import ContextCollator, ContextLayout
@@ -269,9 +270,15 @@ def test_pipeline_gives_the_scores_of_the_run(files: dict[str, str], finished: C
     assert tokenizer("the house")["input_ids"][-1] == tokenizer.cls_token_id
 
 
-def test_saved_regression_gives_the_scores_of_the_run(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+def test_saved_regression_gives_the_scores_of_the_run(
+    models: Path, files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ("--task-name", "sts-b", "--train-file", files["stsb"], "--validation-file", files["stsb"])
     results = run("glue", models / "gpst", files, tmp_path / "out", *flags, "--learning-rate", "1e-2")
+    means = [(scores["pearson"] + scores["spearmanr"]) / 2 for scores in (
+        results["evaluations"][0]["scores"]["validation"], kept_evaluation(results)["scores"]["validation"]
+    )]  # fmt: skip
+    assert "validation mean of pearson and spearmanr {:.5g} -> {:.5g}".format(*means) in capsys.readouterr().out
     assert {"eval_pearson", "eval_spearmanr"} <= set(results)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model")
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")

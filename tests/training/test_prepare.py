@@ -31,6 +31,7 @@ from hf_synlm.data.collate import word_ends_from_word_ids
 from hf_synlm.data.contexts import ContextDataset, pack_sentences
 from hf_synlm.data.samples import sample_path
 from hf_synlm.data.shards import PreparedCorpus
+from hf_synlm.data.sources import TextFiles
 from hf_synlm.data.tokenizers import load_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.training.arguments.base import parse_arguments, read_mapping
 from hf_synlm.training.arguments.contexts import DataArguments, EvaluationArguments
@@ -468,6 +469,8 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
         ("a.json", '[{"text": "x"}', "a.json is not JSON"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
         ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give its words as text, or"),
+        ("a.txt", b"(S1 (S (NP=2 (DT The) (NN cat))))", "a.txt begins with a tree"),
+        ("a.txt", b"(S-1 (NN cat))", "a.txt begins with a tree"),
         ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
         ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
         ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
@@ -481,6 +484,11 @@ def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenize
     # Nothing was finished, so another text may take its place.
     text = prepare(replace(arguments, train_files=[good]), tmp_path / "out")
     assert text.train.num_documents == 1
+
+
+def test_a_bracket_may_begin_a_text(tmp_path):
+    path = write(tmp_path / "a.txt", "(I (really do) think that the people agree .)")
+    assert list(TextFiles([path]).lines(Counter())) == ["(I (really do) think that the people agree .)", ""]
 
 
 def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):

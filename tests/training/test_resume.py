@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,6 +206,14 @@ def test_runs_older_than_the_weight_of_the_objective_resume(problem: str | None,
     if problem:
         with pytest.raises(ValueError, match=r"config.objective_weight 1.0 \(now 0\)"):
             checkpoints.read_state(tmp_path, {"config": {**config, "objective_weight": 0}})
+
+
+@pytest.mark.parametrize(("old", "is_same"), [({}, True), ({"text_style": None}, True), ({"text_style": "x"}, False)])
+def test_runs_older_than_the_style_of_text_resume(old: dict[str, Any], is_same: bool, tmp_path: Path) -> None:
+    state = checkpoints.TrainingState(settings={"config": old})
+    (tmp_path / checkpoints.STATE_FILE).write_text(json.dumps(dataclasses.asdict(state)))
+    with nullcontext() if is_same else pytest.raises(ValueError, match="text_style 'x'"):
+        checkpoints.read_state(tmp_path, {"config": {"text_style": "treebank"}})
 
 
 def test_older_runs_are_told_their_size_and_keep_the_names_of_rates(tmp_path: Path) -> None:

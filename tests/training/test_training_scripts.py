@@ -252,20 +252,20 @@ PCFG = train_pcfg.PCFGRecipe
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [
-        (GPST, "--max-grad-norm -1", "max_grad_norm.* -1"),
+        (GPST, "--max-grad-norm -1", "--max-grad-norm.* -1"),
         (GPST, "--learning-rate nan", "learning-rate.* nan"),
-        (GPST, "--max-train-steps 0", "max_train_steps"),
+        (GPST, "--max-train-steps 0", "--max-train-steps"),
         (GPST, "--push-to-hub", "--hub-model-id"),
         (GPST, "--with-tracking --report-to paper", "report-to is 'paper'"),
         (GPST, "--with-tracking --report-to wandb", "pip install wandb"),
-        (GPST, "--context-length 0", "context_length"),
+        (GPST, "--context-length 0", "--context-length"),
         (GPST, "--lr-scheduler-type exponential", "'exponential' .*linear.*cosine"),
         (GPST, "--rows x", "--rows.*'x'"),
         (GPST, "--config gpst_tinny", "'gpst_tinny'.* gpst_tiny\\?"),
         (RNNG, "--architecture gru", "architecture is 'gru'"),
         (RNNG, "--tokenizer-type bpe --lowercase", "lowercase"),
-        (RNNG, "--max-batch-actions 0", "max_batch_actions"),
-        (RNNG, "--num-beams 0", "num_beams"),
+        (RNNG, "--max-batch-actions 0", "--max-batch-actions"),
+        (RNNG, "--num-beams 0", "--num-beams"),
         (RNNG, "--report-punctuation none", "--report-punctuation.*'none'"),
         (RECURRENT, "--architecture gru", "architecture is 'gru'"),
         (RECURRENT, "--tokenizer-type characters --lowercase", "lowercase is True"),
@@ -275,20 +275,20 @@ PCFG = train_pcfg.PCFGRecipe
         (RECURRENT, f"--train-files {__file__}", "--validation-files"),
         (RECURRENT, "--train-files nowhere.txt --validation-files nowhere.txt", "nowhere.txt"),
         (RECURRENT, "--bptt 0", "bptt"),
-        (RECURRENT, "--num-train-epochs -1", "num_train_epochs"),
-        (RECURRENT, "--averaging-epoch 0", "averaging_epoch"),
+        (RECURRENT, "--num-train-epochs -1", "--num-train-epochs"),
+        (RECURRENT, "--averaging-epoch 0", "--averaging-epoch"),
         (RECURRENT, "--plateau-factor 1", "plateau-factor"),
         (RECURRENT, "--averaging-learning-rate 0", "averaging-learning-rate"),
-        (RECURRENT, "--parsing-max-words 0", "parsing_max_words"),
+        (RECURRENT, "--parsing-max-words 0", "--parsing-max-words"),
         (RECURRENT, "--schedule adam-plateau --finetuning-epoch 3", "finetuning-epoch"),
         (RECURRENT, "--lr-scheduler-type linear", "lr-scheduler-type is 'linear'"),
         (RECURRENT, "--evaluation-steps 10", "evaluation"),
         (RECURRENT, "--parsing-convention wsj", "--parsing-convention.*'wsj'"),
-        (RECURRENT, "--parse-sentences -1", "parse_sentences"),
+        (RECURRENT, "--parse-sentences -1", "--parse-sentences"),
         (PCFG, "--architecture gru", "architecture is 'gru'"),
         (PCFG, "--curriculum-words 1", "curriculum-words is 1, .* Use 0 or at least 2"),
-        (PCFG, "--curriculum-growth -1", "curriculum_growth"),
-        (PCFG, "--max-sentence-words 0", "max_sentence_words"),
+        (PCFG, "--curriculum-growth -1", "--curriculum-growth"),
+        (PCFG, "--max-sentence-words 0", "--max-sentence-words"),
         (PCFG, "--bptt 9", "--bptt is not an option"),
     ],
 )
@@ -360,7 +360,9 @@ def test_errors_of_users_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", str(tmp_path / "run"), *words])
         pretrain_gpst.main()
     assert capsys.readouterr().err.endswith("error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
-    for twice, value in (("--train-files", "a.txt"), ("--config", "gpst_tiny")):
+    for twice, value in (
+        ("--train-files", "a.txt"), ("--config", "gpst_tiny"), ("--config-overrides", "dropout=0"),
+    ):  # fmt: skip
         refused(f"{twice} is given 2 times: give it once", parse, "--output-dir", "x", twice, value, twice, value)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", ["synlm train gpst", "--seed", "1", "--output-dir", "x", "--seed", "2"])

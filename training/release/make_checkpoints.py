@@ -210,10 +210,15 @@ def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
     write_text(results / TREE_FILE, f"{draw_example(name, checkpoint)}\n")
 
 
+def first_choices(name: str, checkpoint: dict[str, Any]) -> dict[str, str]:
+    """The method and the backbone of a checkpoint's first evaluation, where it names them."""
+    command = next(iter(evaluations(name, checkpoint).values()))["command"]
+    return dict(re.findall(r"--(method|backbone) (\S+)", command))
+
+
 def draw_example(name: str, checkpoint: dict[str, Any]) -> str:
     """The tree of a checkpoint's example, by the method and the backbone of its first evaluation."""
-    command = next(iter(evaluations(name, checkpoint).values()))["command"]
-    chosen = dict(re.findall(r"--(method|backbone) (\S+)", command))
+    chosen = first_choices(name, checkpoint)
     model, tokenizer = load_pretrained(str(ROOT / CARDS / name), backbone=chosen.pop("backbone", None))
     (parsed,) = parse_sentences(model, tokenizer, [checkpoint["example"].split()], **chosen)
     best = parsed.hypotheses[0]
@@ -282,13 +287,14 @@ def write_card(name: str, checkpoint: dict[str, Any]) -> None:
     write_text(folder / "README.md", fill_card(AutoConfig.from_pretrained(folder), facts))
 
 
-def pack(name: str) -> Path:
+def pack(name: str, checkpoint: dict[str, Any]) -> Path:
     """Write the self-contained folder of a checkpoint as an archive whose bytes depend only on its files."""
+    backbone = first_choices(name, checkpoint).get("backbone")
     archive = ROOT / ARCHIVES / f"{name}.tar.gz"
     with tempfile.TemporaryDirectory(prefix="hf_synlm_checkpoints_") as temporary:
         folder = Path(temporary) / name
         card = ROOT / CARDS / name
-        if synlm(["export", str(card), "--out", str(folder)]):
+        if synlm(["export", str(card), "--out", str(folder), *(["--backbone", backbone] if backbone else [])]):
             raise ValueError(f"{card} could not be exported: see the message above")
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w") as tar:
@@ -320,5 +326,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         if "evaluate" in stages:
             evaluate(name, checkpoint)
         write_card(name, checkpoint)
-        pack(name)
+        pack(name, checkpoint)
     write_between(PAGE, COMMAND, model_table(specifications))

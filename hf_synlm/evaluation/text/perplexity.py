@@ -49,7 +49,7 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
     nats = -math.fsum(float(found.log_probs.nansum()) for found in texts)
     results = {
         **averages(nats, tokens, words, ""),
-        "bits_per_character": nats / characters / NATS["bits"],
+        "bits_per_character": nats / characters / NATS["bits"] if characters else math.nan,
         "sentences": len(texts),
         "words": words,
         "tokens": tokens,

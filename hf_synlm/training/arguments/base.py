@@ -287,7 +287,8 @@ def parse_arguments(
     )
     parser.add_argument("--list-configs", action="store_true", help="List the shipped configurations, and end.")
     for action, count in parser.counts(argv).items():
-        if count > 1 and (is_typed or action.dest == "config" or action.nargs == "*"):  # scripts may override values
+        is_whole = action.nargs == "*" or action.dest in {"config", *MAPPINGS}  # others may be overridden by scripts
+        if count > 1 and (is_typed or is_whole):
             remedy = "once, with all of its values behind it" if action.nargs == "*" else "once"
             raise ValueError(f"{flag_of(action.dest)} is given {count} times: give it {remedy}.")
     files = [read_config_file(find_config(name)) for name in (base, known.config) if name]

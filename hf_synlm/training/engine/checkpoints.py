@@ -84,9 +84,9 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     # Before this field existed, classifiers had 1, and others nothing that it weighs.
     if (weight := "config.objective_weight") in new:
         old.setdefault(weight, 1.0 if new.get("config.problem_type") else new[weight])
-    # Before this field existed, all text was read as what it says now, but for natural spelling.
-    if new.get(style := "config.text_style") != NATURAL:
-        old.setdefault(style, new.get(style))
+    # Before programs set this field, all text was read as what it says now, but for natural spelling.
+    if new.get(style := "config.text_style") != NATURAL and old.get(style) is None:
+        old[style] = new.get(style)
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     changed = [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
     if changed:

@@ -37,7 +37,6 @@ from hf_synlm.data.text import plural
 from hf_synlm.data.tokenizers import add_classification_template
 from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, check_labels, glue_task, main_score, task_scores
 from hf_synlm.training.arguments.finetuning import GLUE_DATASET, GlueArguments, name_split
-from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.engine.run import Run
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.tasks.example_tables import (
@@ -237,6 +236,7 @@ class GlueRecipe(FineTuning):
     auto_class = AutoModelForSequenceClassification
     data: GlueArguments
     held_out: dict[str, ExampleDataset]
+    final_scores: dict[str, float]
 
     def dataset(self) -> str | None:
         """Of the option, or GLUE."""
@@ -246,7 +246,8 @@ class GlueRecipe(FineTuning):
         """Read and encode the tables, load the model with a classifier for the task."""
         data, accelerator = self.data, self.accelerator
         self.text_task, tables = read_tables(accelerator, data)
-        self.score = " and ".join(self.text_task.main_metrics)
+        metrics = self.text_task.main_metrics
+        self.score = "mean of " * (len(metrics) > 1) + " and ".join(metrics)
         self.sources = [
             describe_table(name, part.place, part.table, self.text_task.text_columns, part.labels)
             for name, part in tables.items()
@@ -347,13 +348,14 @@ class GlueRecipe(FineTuning):
             self.accelerator.print("with the trees that the model itself finds:")
             tables = {name: part.table.remove_columns("actions") for name, part in self.held_out.items()}
             self.held_out = {name: ExampleDataset(table) for name, table in tables.items()}
-            best.update(self.evaluate(run.model, step))
-        evaluated = {f"eval_{name}": value for name, value in _flat_scores(best).items()}
+            best = self.evaluate(run.model, step)
+        self.final_scores = _flat_scores(best)
+        evaluated = {f"eval_{name}": value for name, value in self.final_scores.items()}
         return {**super().final_results(run, step), "task": self.text_task.name, **evaluated}
 
     def report(self, run: Run, folder: Path, results: dict[str, Any]) -> None:
         """Write `evaluation.json`."""
-        self.save_scores(run, f"glue/{self.text_task.name}", _flat_scores(kept_evaluation(results)), results)
+        self.save_scores(run, f"glue/{self.text_task.name}", self.final_scores, results)
 
 
 def _logits(model: Any, batch: dict[str, Any]) -> list[np.ndarray]:
