@@ -473,7 +473,7 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
         for _, lines in figures:
             assert lines[line][place] == pytest.approx(((one + two) / 2, abs(one - two) / 2), abs=1e-3)
     message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
-    assert message.endswith("(.tsv) needs --x COLUMN; it takes --x and --by, but not --label")
+    assert message.endswith("needs --x COLUMN, and may have --by. Give one table, without --label")
     message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     assert "no column 'place'" in message
     out.with_suffix(".csv").write_bytes(out.read_bytes())
@@ -481,9 +481,9 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
     assert "--x needs a table of `synlm surprisal` with the ending .tsv" in message
     (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\n1\t1\t1\t2.5\n1\t1\t2\tinf\n")
     drawing = ("evaluate", "plot", tmp_path / "words.tsv", "--x", "place", "--score", "b", "--out", tmp_path / "b.svg")
-    assert "row 2: 'inf' in 'b' cannot be drawn" in fail(capsys, *drawing)
+    assert "row 2: 'inf' in 'b' is not a number" in fail(capsys, *drawing)
     assert math.isnan(_drawable(Path("a"), 1, "b", "")) and _drawable(Path("a"), 1, "b", "1e3") == 1000
-    with pytest.raises(ValueError, match="'1_000' in 'b' cannot be drawn"):
+    with pytest.raises(ValueError, match="'1_000' in 'b' is not a number"):
         _drawable(Path("a"), 1, "b", "1_000")
     (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\tc\n1\t1\t1\t1E-05\t\n1\t1\t2\t\t\n")
     assert "the column 'c' holds no number" in fail(capsys, *drawing[:-3], "c", *drawing[-2:])
@@ -544,7 +544,7 @@ TWO_TEXTS = [("the cat", "slept"), ("a dog in town", "barked")]
     [
         ("type\tregion", "ab", "where 'type' changes inside an item, 'region' begins anew, as in '1'"),
         ("part\ttype", "ab", "where 'type' changes inside an item, 'part' begins anew, as in '1'"),
-        ("region", "", "'region' begins anew inside item '1', with 'n1': is each part .* add a column condition"),
+        ("region", "", "'region' begins anew inside item '1', with 'n1'. If each part .* add a column condition"),
         ("word_id", "", "'word_id' begins anew inside item '1', with 'n1'"),
     ],
 )
@@ -719,7 +719,7 @@ def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, caps
     (tmp_path / "trees").write_text("(S (X We) (X for))\n")
     capsys.readouterr()
     perplexity = ("evaluate", "perplexity", path, "--model", models["rnng"], *proposals)
-    assert "with proposals words are those of the trees" in fail(capsys, *perplexity)
+    assert "the words of proposals are those of their trees" in fail(capsys, *perplexity)
 
 
 # ------------------------------------------------------------------------------------------------------ evaluate
