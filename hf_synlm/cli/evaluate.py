@@ -317,7 +317,7 @@ def plot(
     axis, limit = _AXES.get(task, ("score", None))
     rules = loaded[0].options.get("convention", "").split("; ")
     # Where there are several conventions, the name of each bar tells its own.
-    title = "\n".join([f"{task}: {named}", *(rule.partition(",")[0] for rule in rules if rule and len(rules) == 1)])
+    title = "\n".join([f"{task}: {named}", *(re.split("[:,]", rule)[0] for rule in rules if rule and len(rules) == 1)])
     plot_bars(out, names, means, deviations=deviations, title=title, axis=axis, limit=limit, chance=chance)
     outputs.say(f"wrote {out}")
 

@@ -403,7 +403,7 @@ def _write_words(
     from hf_synlm.evaluation.text import surprisal as words
 
     more, names = words.more_columns(first), list[str]()
-    counts = Counter(texts=0, words=0, tokens=0, unknown_words=0)
+    counts = Counter(texts=0, words=0, tokens=0, unknown_words=0, words_without_token=0)
     waiting: dict[int, Sequence[Any]] = {}
     following = 0
     with nullcontext() if out is None else file_writer(out) as file:
@@ -426,6 +426,7 @@ def _write_words(
             counts["words"] += len(found.words)
             counts["tokens"] += len(found.tokens)
             counts["unknown_words"] += sum(found.unknown)
+            counts["words_without_token"] += int((found.num_tokens == 0).sum())
         outputs.leave_output_to_first_process()
     return names, counts
 
@@ -489,6 +490,11 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
         outputs.say(
             f"{counts['unknown_words']} of {counts['words']} words ({counts['unknown_words'] / counts['words']:.0%}) "
             f"are unknown to this model (oov 1): {remedy}"
+        )
+    if without := counts["words_without_token"]:
+        outputs.say(
+            f"{without:,} of {plural(counts['words'], 'word')} without a token (n_tokens 0), such as marks that the "
+            "model does not read: their surprisals are empty"
         )
     if scorer.cuts["texts_in_windows"]:
         outputs.say(

@@ -590,7 +590,10 @@ def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
     command = ["surprisal", str(tmp_path / "a.txt"), *model, "--encoding", "cp1252"]
     assert main([*command, "--tokenize", "no-punctuation"]) == 0
     said = capsys.readouterr().err
-    assert "control" not in said and "1 of 2 texts has marks between words" in said
+    assert "control" not in said and "1 of 2 texts has marks between words" in said and "without a token" not in said
+    (tmp_path / "b.txt").write_text("We ask , for peace .\n", encoding="utf-8")
+    assert main(["surprisal", str(tmp_path / "b.txt"), *model, "--tokenize", "no-punctuation"]) == 0
+    assert "2 of 6 words without a token (n_tokens 0)" in capsys.readouterr().err
 
 
 def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):

@@ -364,6 +364,7 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
     right = load_result(files / "on_lstm.json").tables["unlabeled F1 (%)"][2]
     assert right["trees"] == "right" and f"{right['corpus, without sentence span']:.3f}" in texts
     assert {"%", "right branching", "sentence_drop"} <= texts and "f1" not in texts
+    assert not any("sentence F1" in text for text in texts)  # the other bars are other means
     other = files / "other.json"
     trees = ("--trees", files / "on_lstm.mrg", "--convention", "on-lstm", "--out", other)
     run(capsys, "evaluate", "parsing", *bank, *trees)

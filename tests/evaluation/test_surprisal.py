@@ -569,7 +569,8 @@ def test_words_are_split_as_far_as_the_vocabulary_needs_it(vocabulary, read):
     pieces = split_as_treebank(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split(), []])
     assert [" ".join(word) for word in pieces[0]] == read.split("|") and pieces[1] == []
     texts = encode_sentences(tokenizer, ["“it” (end.) Mr. can't don’t it— “".split()], tokenize="ptb")
-    assert texts[0].num_words == 7 and 6 not in texts[0].unknown  # a mark that is left out
+    assert texts[0].num_words == 7 and 6 not in texts[0].unknown
+    assert (6 in texts[0].word_of_token) == bool(pieces[0][6])  # a mark that is left out has no token
 
 
 @pytest.mark.parametrize("word", ["don't", "it's", '"We', "-", "(", "well-known"])

@@ -181,6 +181,6 @@ def test_program_trains_a_new_model_and_measures_it(tmp_path: Path) -> None:
 
 def test_wrong_options_are_refused() -> None:
     heads = [torch.zeros(1, 2, 3, 3)] * 2
-    refused("--planting-layer is 3", TreePlantingArguments(planting_layer=3).attention, heads)
-    refused("--planting-head is 2", TreePlantingArguments(planting_head=2).attention, heads)
+    refused("planting_layer is 3", TreePlantingArguments(planting_layer=3).attention, heads)
+    refused("planting_head is 2", TreePlantingArguments(planting_head=2).attention, heads)
     refused("attention", TreePlantingArguments().attention, ())
