@@ -135,7 +135,7 @@ def test_surprisal_options(load, saved_models):
     for text, options, message in (
         ("We ask", {"context": "page"}, "context 'page'"),
         ("We ask", {"num_beams": 3}, "num_beams"),
-        (" ", {}, "no tokens"),
+        (" ", {}, "no token has"),
     ):
         refused(message, load("surprisal").compute, predictions=[text], **model, **options)
 

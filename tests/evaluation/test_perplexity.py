@@ -65,7 +65,9 @@ def test_perplexity_of_documents():
     assert together.options["end_of_text"] == "not counted"
 
 
-@pytest.mark.parametrize(("begin", "text", "message"), [(True, " ", "no token has a probability"), (False, "W", "or have one token each")])
+@pytest.mark.parametrize(
+    ("begin", "text", "message"), [(True, " ", "no token has a probability"), (False, "W", "or have one token each")]
+)
 def test_no_text_is_an_error(begin, text, message):
     refused(message, evaluate_perplexity, scorer_of("gpt2", begin=begin), [TextItem("", text)])
 
