@@ -352,7 +352,7 @@ def test_a_copy_keeps_its_card(tmp_path: Path, capsys):
     (second / "card.yaml").unlink()
     (second / "README.md").write_text("# My own words\n")
     result = str(CARDS / "palm-s-tiny" / "results" / "parsing.json")
-    assert "without card.yaml" in fail(capsys, "export", second, "--results", result, "--out", third)
+    assert "and no card.yaml" in fail(capsys, "export", second, "--results", result, "--out", third)
     assert not third.exists()
     assert main(["export", str(second), "--out", str(third)]) == 0
     assert (third / "README.md").read_text() == "# My own words\n" and not (third / "card.yaml").exists()
