@@ -385,7 +385,7 @@ def test_trees_of_one_text_share_their_beginnings(name: str, monkeypatch: pytest
         count = lambda x, *more, **options: sizes.append(x.shape[:2].numel()) or decode(x, *more, **options)  # noqa: E731
         monkeypatch.setattr(base, "decode", count)
     together = model.joint_log_probs(ids, **trees)
-    torch.testing.assert_close(together, apart, rtol=1e-7 if name == "gpst" else 1e-8, atol=0)
+    torch.testing.assert_close(together, apart, rtol=1e-8, atol=0)
     assert together.dtype == torch.float64
     rows = [[action for action in row if action >= (name != "gpst")] for row in actions.tolist()]
     beginnings = {tuple(row[:end]) for row in rows for end in range(len(row) + (name in TREE_LMS))}

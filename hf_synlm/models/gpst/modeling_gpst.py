@@ -28,6 +28,7 @@ from hf_synlm.core.hidden_states import (
     wanted_states,
     wants_attentions,
 )
+from hf_synlm.core.losses import widened
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, also_takes, evaluation_mode, weight_of
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, check_labels
@@ -425,7 +426,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         structure: TreeStructure = output.structure
         logits = self.lm_head(self.heads.token(output.token_hidden_state[:, :-1]))
         row, column = structure.sequence.leaf_row, structure.sequence.leaf_column
-        log_prob = logits[row, column].float().log_softmax(-1).gather(-1, structure.leaf_ids[:, None]).squeeze(-1)
+        log_prob = widened(logits[row, column]).log_softmax(-1).gather(-1, structure.leaf_ids[:, None]).squeeze(-1)
         _, action_BA = self.heads.action_loss(output)
         result.joint_log_prob = (-action_BA.sum(1)).index_add(0, row, log_prob.to(action_BA.dtype))
         result.action_logits = self.heads.action(output.type_hidden_state)
