@@ -257,7 +257,7 @@ def verify(
     from hf_synlm.hub.checkpoint import check_model_source, is_folder, one_line_errors
 
     folder = Path(model)
-    if not is_folder(model) and not trust_remote_code:
+    if not is_folder(model, is_owned=True) and not trust_remote_code:
         raise ValueError(
             f"{model!r} is a model on the Hub, and verifying it runs its code: read the code, then pass "
             "--trust-remote-code"

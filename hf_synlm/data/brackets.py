@@ -281,6 +281,14 @@ def _is_empty(word: str) -> bool:
     return word == "0" or word.startswith("*")
 
 
+_TREE = re.compile(r"\s*(\(\s*)?\([A-Z][A-Z0-9=|-]*\s*(\([^\s()a-z]+\s+)+[^\s()]+\)")  # labels have no small letters
+
+
+def begins_with_tree(text: str) -> bool:
+    """Whether text begins as a labeled tree does, not as a sentence in parentheses."""
+    return _TREE.match(text) is not None
+
+
 # ------------------------------------------------------------------------------------------------ trees without tags
 def brackets_to_spans(text: str) -> tuple[list[Span], list[str]]:
     """Read unlabeled brackets such as `((fruit flies) (like (a banana)))`.

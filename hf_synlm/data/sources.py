@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import pyarrow
 import pyarrow.parquet
 
+from hf_synlm.data.brackets import begins_with_tree
 from hf_synlm.data.files import file_sha256
 from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.text import errors_at, open_text, open_unpacked, read_separated
@@ -42,9 +43,6 @@ BAD_ROWS = "dropped rows (not JSON objects)"
 ODD_ROWS = "dropped rows (text not a string)"
 EMPTY_ROWS = "rows without text dropped"
 LONG_ROWS = "rows over several lines, by a quotation mark"
-
-
-_TREE = re.compile(rb"\s*(\(\s*)?\([A-Z][A-Z0-9=|-]*\s*(\([^\s()a-z]+\s+)+[^\s()]+\)")  # labels have no small letters
 
 
 class TextSource(ABC):
@@ -98,7 +96,7 @@ class TextFiles(TextSource):
             beginning = file.read(200)
         if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
-        if self.kind == "text" and _TREE.match(beginning):
+        if self.kind == "text" and begins_with_tree(beginning.decode("latin-1")):
             raise ValueError(
                 f"{path} begins with a tree. Give its words as text, or the file to an option such as --train-trees."
             )
@@ -311,6 +309,14 @@ def is_saved_split(name: str | None) -> bool:
     return name is not None and (Path(name) / "state.json").is_file()
 
 
+def clean_lines(sources: Sequence[TextSource], counts: Counter[str]) -> Iterator[str]:
+    """Lines of sources without lone surrogates, which a splitter of sentences refuses."""
+    for line in chain.from_iterable(source.lines(counts) for source in sources):
+        cleaned, found = _SURROGATE.subn("\ufffd", line)
+        counts[BAD_CHARACTERS] += found
+        yield cleaned
+
+
 class Part(TextSource):
     """The first `count` sentences of sources, or with `is_rest` all text after them; `split` gives those of a line."""
 
@@ -326,7 +332,7 @@ class Part(TextSource):
     def lines(self, counts: Counter[str]) -> Iterator[str]:
         """Lines of the part; a line of the whole may begin or end inside."""
         left = self.count
-        for line in chain.from_iterable(source.lines(counts) for source in self.whole):
+        for line in clean_lines(self.whole, counts):
             sentences = self.split(line) if left else []
             first, rest = sentences[:left], sentences[left:]
             if self.is_rest and (rest or not left):

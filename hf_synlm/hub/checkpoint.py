@@ -108,14 +108,17 @@ def _shards(folder: Path) -> list[Path]:
     return sorted({folder / name for name in names.values()})
 
 
-def is_folder(name: str | os.PathLike) -> bool:
-    """Tell a folder from a name on the Hub, without asking it; ValueError for what looks like a missing folder."""
+def is_folder(name: str | os.PathLike, is_owned: bool = False) -> bool:
+    """Tell a folder from a name on the Hub, without asking it; ValueError for what looks like a missing folder.
+
+    `is_owned`: a name on the Hub has an owner, as all have whose code is not that of transformers.
+    """
     text = os.fspath(name)
     if os.path.isdir(text):
         return True
     if os.path.exists(text):
         raise ValueError(f"{text!r} is a file: name the folder in which it lies.")
-    if text.startswith((".", "/", "~")) or text.count("/") > 1:
+    if text.startswith((".", "/", "~")) or text.count("/") > 1 or (is_owned and "/" not in text):
         raise ValueError(f"there is no folder {text!r}. Name one that exists, or owner/name on the Hub.")
     return False
 

@@ -386,6 +386,7 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         (' "We ask"\nWe\n', "1 of 2 texts has quotation marks at both ends"),
         ("We\u200b ask\npea\u00adce\nexpose\u0301\nexpos\u00e9\n", "3 of 4 texts have characters that nobody sees"),
         ("Well,ask\nWe ask\n", ""),
+        ("(S (NP (PRP We)) (VP (VBP ask)))\n(We ask)\n", "1 of 2 texts has brackets as of a tree"),
         ("\u3053\u308c\u306f\u672c\u3067\u3059\u305d\u308c\u3082\u3002\n" * 6, "have 9 characters on average: spaces"),
         (
             "We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n",

@@ -253,6 +253,7 @@ def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsy
     assert code == 1 and "was not pushed" in captured.err and "broken" in captured.out
     assert "is a file: name the folder" in fail(capsys, "verify", small / "config.json")
     assert "--trust-remote-code" in fail(capsys, "verify", "org/model")
+    assert "there is no folder 'modle'" in fail(capsys, "verify", "modle")
     assert "has no config.json" in fail(capsys, "push", tmp_path / "nowhere", "org/model")
     # The tests have no Hub: this is told before the folder is verified.
     assert "no login on the Hub" in fail(capsys, "push", small, "org/small")

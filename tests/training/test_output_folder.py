@@ -26,7 +26,7 @@ def finished_run(folder: Path) -> dict[str, str]:
     """Write a run, and return its files."""
     (folder / "model").mkdir(parents=True)
     for name in (folders.ARGUMENTS_FILE, folders.RESULTS_FILE, "model/config.json"):
-        (folder / name).write_text(json.dumps({"file": name}))
+        (folder / name).write_text(json.dumps({"file": name, "step": 12}))
     return files(folder)
 
 
@@ -64,8 +64,10 @@ def test_an_unfinished_run_is_resumed_and_a_finished_one_refused(tmp_path: Path)
     assert take(tmp_path) == tmp_path / "step_12"
     assert not list(tmp_path.glob("*.partial"))
     assert take(tmp_path, resume_from_checkpoint=str(tmp_path / "step_3")) == tmp_path / "step_3"
-    (tmp_path / "all_results.json").write_text("{}")
-    refused("finished run", take, tmp_path)
+    (tmp_path / "all_results.json").write_text('{"step": 30}')
+    refused("finished run without step_30", take, tmp_path, resume_from_checkpoint="latest")
+    (tmp_path / "all_results.json").write_text('{"step": 12}')
+    refused("finished run. .*repeat the steps after training", take, tmp_path)
     assert take(tmp_path, resume_from_checkpoint="latest") == tmp_path / "step_12"
     assert take(tmp_path, overwrite_output_dir=True) is None
     assert [path.name for path in tmp_path.iterdir()] == ["arguments.json"]

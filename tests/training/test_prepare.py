@@ -491,6 +491,14 @@ def test_a_bracket_may_begin_a_text(tmp_path):
     assert list(TextFiles([path]).lines(Counter())) == ["(I (really do) think that the people agree .)", ""]
 
 
+def test_bytes_that_are_not_utf_8_do_not_stop_a_run(tmp_path, tokenizer_folder):
+    """Also where validation sentences are taken from the text."""
+    (tmp_path / "a.txt").write_bytes("Anna\u2019s cat sat. It slept.\nSo what?\n".encode("cp1252"))
+    arguments = CorpusArguments(train_files=[str(tmp_path / "a.txt")], tokenizer_name=tokenizer_folder)
+    text = prepare(arguments, tmp_path / "out")
+    assert "1 undecodable bytes" in text.validation.describe() and text.train.num_documents == 1
+
+
 def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     path = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.")
     arguments = CorpusArguments(train_files=[path], num_validation_documents=3, tokenizer_name=tokenizer_folder)

@@ -360,9 +360,7 @@ def test_errors_of_users_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", str(tmp_path / "run"), *words])
         pretrain_gpst.main()
     assert capsys.readouterr().err.endswith("error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
-    for twice, value in (
-        ("--train-files", "a.txt"), ("--config", "gpst_tiny"), ("--config-overrides", "dropout=0"),
-    ):  # fmt: skip
+    for twice, value in (("--train-files", "a.txt"), ("--config", "gpst_tiny")):
         refused(f"{twice} is given 2 times: give it once", parse, "--output-dir", "x", twice, value, twice, value)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", ["synlm train gpst", "--seed", "1", "--output-dir", "x", "--seed", "2"])

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from hf_synlm.data.brackets import begins_with_tree
 from hf_synlm.data.punctuation import Punctuation
 from hf_synlm.data.text import (
     UNSPACED,
@@ -44,6 +45,8 @@ _LONG = 100  # words of a line that is hardly one sentence
 _UNSPACED_LENGTH = 6  # words of these scripts are shorter on average
 # What texts may have that sentences do not, and how it is seen in a text and its words.
 _REMARKS: dict[str, Callable[[str, list[str]], object]] = {
+    "brackets as of a tree, and their labels are read as words. Trees are read by options such as --trees, by "
+    "`synlm draw`, and by `synlm evaluate perplexity --format treebank`": lambda text, words: begins_with_tree(text),
     f"more than {_LONG} words, and each is read as one sentence. If they are paragraphs, add --split-sentences": (
         lambda text, words: len(words) > _LONG
     ),

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from hf_synlm.data.arguments import ArgumentParser, config_flags, option, read_config_file, read_yaml
 from hf_synlm.data.files import find_model, flag_of
+from hf_synlm.data.samples import EMBEDDED
 from hf_synlm.hub.checkpoint import check_model_source
 from hf_synlm.training.architectures import ARCHITECTURES, Architecture
 
@@ -287,8 +288,7 @@ def parse_arguments(
     )
     parser.add_argument("--list-configs", action="store_true", help="List the shipped configurations, and end.")
     for action, count in parser.counts(argv).items():
-        is_whole = action.nargs == "*" or action.dest in {"config", *MAPPINGS}  # others may be overridden by scripts
-        if count > 1 and (is_typed or is_whole):
+        if count > 1 and (is_typed or action.dest == "config" or action.nargs == "*"):  # scripts may override values
             remedy = "once, with all of its values behind it" if action.nargs == "*" else "once"
             raise ValueError(f"{flag_of(action.dest)} is given {count} times: give it {remedy}.")
     files = [read_config_file(find_config(name)) for name in (base, known.config) if name]
@@ -320,8 +320,9 @@ def _check_files(arguments: Any, is_said: bool) -> None:
     """Refuse a file that an option names twice, and tell of training files that also measure the model."""
     known = set[str]()
     for name, value in vars(arguments).items():
-        if isinstance(value, list) and re.fullmatch("(train|validation|test)_(files|trees|words)", name):
-            paths = list(map(os.path.realpath, value))
+        if value and re.fullmatch("(train|validation|test)_(files?|trees|words)", name):
+            named = [value] if isinstance(value, str) else value
+            paths = [os.path.realpath(path) for path in named if path != EMBEDDED]
             if twice := [path for path in paths if paths.count(path) > 1]:
                 raise ValueError(f"{flag_of(name)} names {twice[0]} twice. Name it once.")
             if name.startswith("train"):

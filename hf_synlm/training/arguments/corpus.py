@@ -23,6 +23,7 @@ from hf_synlm.data.sources import (
     TextSource,
     TreebankFiles,
     TSVFiles,
+    clean_lines,
     is_saved_split,
 )
 from hf_synlm.data.text import PathLike, file_ending
@@ -167,7 +168,7 @@ class CorpusArguments:
     def num_held_out(self) -> int:
         """Sentences of the training text for validation: a tenth, at most MOST_HELD_OUT."""
         text = self._sources(self.train_files, [], self.train_split)
-        lines = chain.from_iterable(source.lines(Counter()) for source in text)
+        lines = clean_lines(text, Counter())
         count = sum(1 for _ in islice(chain.from_iterable(map(self.split_line, lines)), 10 * MOST_HELD_OUT))
         if count < 2:
             names = ", ".join(self.train_files) or self.dataset_name

@@ -17,7 +17,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.logging import get_logger
 
-from hf_synlm.data.files import PARTIAL_SUFFIX, lock_output, remove_folder, remove_partial, write_json
+from hf_synlm.data.files import PARTIAL_SUFFIX, lock_output, read_json, remove_folder, remove_partial, write_json
 from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.checkpoints import find_checkpoint, list_checkpoints
 
@@ -119,13 +119,16 @@ def _check_inputs(output_dir: Path, *arguments: Any) -> None:
 def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
     """The checkpoint to resume from: the named one, or the newest of an unfinished run."""
     is_finished = (output_dir / RESULTS_FILE).is_file()
-    if wanted is None and is_finished:
-        raise ValueError(
-            f"Output folder {str(output_dir)!r} holds a finished run. Choose another --output-dir, repeat the steps "
-            "after training (evaluation, export) with --resume-from-checkpoint latest, or replace the run with "
-            "--overwrite-output-dir."
-        )
     checkpoint = find_checkpoint(output_dir, wanted or "latest")
+    if is_finished and wanted in (None, "latest"):
+        last = f"step_{read_json(output_dir / RESULTS_FILE)['step']}"
+        is_kept = checkpoint is not None and checkpoint.name == last  # otherwise the model would be trained again
+        repeat = "repeat the steps after training (evaluation, export) with --resume-from-checkpoint latest, "
+        if wanted is None or not is_kept:
+            raise ValueError(
+                f"Output folder {str(output_dir)!r} holds a finished run{'' if is_kept else f' without {last}'}. "
+                f"Choose another --output-dir, {repeat * is_kept}or replace the run with --overwrite-output-dir."
+            )
     if checkpoint is None:
         if wanted or (output_dir / ARGUMENTS_FILE).is_file():
             logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")

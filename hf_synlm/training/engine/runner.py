@@ -100,8 +100,10 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
     overrides = getattr(recipe.model_arguments, "config_overrides", None) or {}
     if recipe.text_style and getattr(model.config, "text_style", None) is None and "text_style" not in overrides:
         model.config.text_style = recipe.text_style
+    wanted = arguments.max_train_steps or 0
     recipe.settle_steps()
-    accelerator.print(plural(arguments.num_steps, "step"))
+    ends = f": {plural(arguments.num_train_epochs, 'epoch')} (--num-train-epochs) end before --max-train-steps {wanted}"
+    accelerator.print(plural(arguments.num_steps, "step") + ends * (arguments.num_steps < wanted))
     accelerator.print(
         f"model: {type(model).__name__}, {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}"
     )

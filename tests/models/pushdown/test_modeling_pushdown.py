@@ -367,4 +367,4 @@ def test_program_trains_and_searches(run: Callable[..., dict], tmp_path: Path) -
 
 
 def test_beams_of_actions_are_refused(run: Callable[..., dict], tmp_path: Path) -> None:
-    refused("action_beam_size is 5, a beam of RNNG", run, tmp_path / "run", "--action-beam-size", "5")
+    refused("action-beam-size is 5, a beam of RNNG", run, tmp_path / "run", "--action-beam-size", "5")
