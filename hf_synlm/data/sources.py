@@ -94,7 +94,8 @@ class TextFiles(TextSource):
         """Raise ValueError for files of another kind."""
         with open_unpacked(path) as file:
             beginning = file.read(200)
-        if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
+        is_wide = self.kind != "parquet" and 3 * beginning.count(0) > len(beginning)  # UTF-16 without its mark
+        if beginning.startswith((b"\xff\xfe", b"\xfe\xff")) or is_wide:
             raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
         if self.kind == "text" and begins_with_tree(beginning.decode("latin-1")):
             raise ValueError(

@@ -463,6 +463,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("a.txt", "Text.".encode("utf-16"), "is UTF-16. Convert it: iconv"),
+        ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16. Convert it: iconv"),
         ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed: unpack it first"),
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text-column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
