@@ -124,9 +124,8 @@ def say_odd_texts(texts: Iterable[str]) -> None:
 def say_tokenization(scorer: "TextScorer", given: str | None) -> None:
     """Tell how words are read where nobody has asked for it."""
     if given is None and (how := scorer.tokenization(None)) != "words":
-        say(
-            f"text is read by --tokenize {how}, as the configuration of the model says (text_style {scorer.text_style})"
-        )
+        said = f"as the configuration of the model says (text_style {scorer.text_style})"
+        say(f"{scorer.name}: text is read by --tokenize {how}, {said}")
 
 
 def say_plain_context(scorer: "TextScorer", context: str) -> None:

@@ -263,14 +263,12 @@ def surprisal(
     outputs.say_plain_context(scorer, measures.context)
     how = measures.how(scorer)
     if given.trees is None:
-        outputs.say_tokenization(scorer, measures.tokenize)
-    if given.trees is None and how["tokenize"] == "no-punctuation":
-        _say_lost_marks(opened.first)
+        _say_how_text_is_read(scorer, measures, opened.first)
     start = time.perf_counter()
     items, scores, reads_of = _score(scorer, opened, given, list(by_width), len(model), out, how)
     if count_of is not None:
         scores = _with_frequencies(scores, count_of)
-    others, described = _score_by_others(dict(list(of_models.items())[1:]), measures, reads_of, out)
+    others, described = _score_by_others(dict(list(of_models.items())[1:]), measures, reads_of, opened.first, out)
     if others:
         from hf_synlm.evaluation.text.surprisal import side_by_side
 
@@ -358,6 +356,7 @@ def _score_by_others(
     of_models: Mapping[str, options.Scoring],
     measures: MeasureOptions,
     reads: Sequence[Iterable[TextItem]],
+    first: Sequence[TextItem],
     out: Path | None,
 ) -> "tuple[dict[str, Iterable[WordScores]], dict[str, Any]]":
     """Scores of the words of texts by further models, by their columns, and what describes the models."""
@@ -365,6 +364,7 @@ def _score_by_others(
     for (name, scoring), read in zip(of_models.items(), reads, strict=False):
         scorer = scoring.scorer(name, begin=measures.first_word, details=False)
         how = measures.how(scorer)
+        _say_how_text_is_read(scorer, measures, first)
         found[_column_of(name)] = _search(scorer, [read], [], out, how)
         described.append({**scorer.describe(), **scorer.options(), **how})
     return found, {"other_models": described} if described else {}
@@ -466,8 +466,11 @@ def _say_repeated_items(items: Sequence[TextItem]) -> None:
         )
 
 
-def _say_lost_marks(items: Sequence[TextItem]) -> None:
-    """Tell that the marks between words are not read."""
+def _say_how_text_is_read(scorer: "TextScorer", measures: MeasureOptions, items: Sequence[TextItem]) -> None:
+    """Tell how a model reads words, and that one reads no marks between words."""
+    outputs.say_tokenization(scorer, measures.tokenize)
+    if scorer.tokenization(measures.tokenize) != "no-punctuation":
+        return
     inside = sum(bool(_INSIDE.search(item.text)) for item in items)
     if inside:
         outputs.say(

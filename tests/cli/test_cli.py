@@ -407,6 +407,17 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
     assert read[0] == read[1]
 
 
+def test_a_row_that_repeats_the_one_before_is_told(models, tmp_path, capsys, caplog):
+    (tmp_path / "a.tsv").write_text("item\tregion\ttext\n1\tnp\tWe\n1\tvp\task\n1\tvp\task\n")
+    assert (
+        len(
+            run(capsys, "surprisal", tmp_path / "a.tsv", "--word-column", "text", "--model", models["gpst"]).split("\n")
+        )
+        == 5
+    )
+    assert "row 3 repeats the row before (1 such)" in caplog.text
+
+
 REGIONS = [
     ("1", "garden", "np", "We ask"),
     ("1", "garden", "pp", "for peace"),
@@ -1035,7 +1046,7 @@ def test_the_script_loads_models_and_prints_results_alone(tmp_path):
     command += [str(tmp_path / "texts.txt"), "--model", str(ROOT / "model_cards" / "gpst-tiny")]
     run = warm_python.run(command, cwd=ROOT)
     assert [line.split("\t")[3] for line in run.stdout.splitlines()] == ["word", "the", "people", "agree"]
-    said = "text is read by --tokenize no-punctuation, as the configuration of the model says"
+    said = f"{command[-1]}: text is read by --tokenize no-punctuation, as the configuration of the model says"
     assert (run.returncode, run.stderr) == (0, f"{said} (text_style no-punctuation)\n"), "other libraries are quiet"
 
 

@@ -2,6 +2,7 @@
 """Texts with item ids, read from plain text, TSV, CSV or JSON lines, or from the words of a treebank."""
 
 import dataclasses
+import logging
 import re
 import unicodedata
 from collections import Counter
@@ -31,6 +32,8 @@ _CONTROLS = re.compile("[\x80-\x84\x86-\x9f]")  # U+0085 is a line end
 _UNSEEN = re.compile("[\x00\xad\u200b\u2060\ufeff]")  # soft hyphens, and spaces without width
 _NAME = r'"?[A-Za-z_]\w*"?'
 _NAMES = re.compile(rf"{_NAME}(?:([,;]){_NAME})(?:\1{_NAME})*")  # the header of a CSV file
+logger = logging.getLogger(__name__)
+
 _READERS = frozenset("subject subject_id subj participant participant_id reader reader_id workerid".split())
 # Columns that say where in its text a row stands.
 _PLACES = re.compile(r"position|(region|word|token|chunk|segment)[ _]?(id|name|number|nr|index|position)|region", re.I)
@@ -199,6 +202,10 @@ def _items_of_words(
             more = {name: value for name, value in row.items() if name not in (word, item_column)}
             key = (item, part, *(str(row.get(column)) for column in apart))
             texts.setdefault(key, []).append(WordRow(row[word], place, more))
+        pairs = chain.from_iterable(map(pairwise, texts.values()))
+        twice = [b.place + 1 for a, b in pairs if (a.word, a.columns) == (b.word, b.columns)]
+        if twice:
+            logger.warning(f"{path}: row {twice[0]} repeats the row before ({len(twice)} such): both are read")
         for (item, _, *others), words in texts.items():
             _check_one_reader(path, item, words)
             if sentence is None:
