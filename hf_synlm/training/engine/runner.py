@@ -102,7 +102,7 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
         model.config.text_style = recipe.text_style
     wanted = arguments.max_train_steps or 0
     recipe.settle_steps()
-    ends = f": {plural(arguments.num_train_epochs, 'epoch')} (--num-train-epochs) end before --max-train-steps {wanted}"
+    ends = f": --num-train-epochs {arguments.num_train_epochs} ends before --max-train-steps {wanted}"
     accelerator.print(plural(arguments.num_steps, "step") + ends * (arguments.num_steps < wanted))
     accelerator.print(
         f"model: {type(model).__name__}, {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}"
