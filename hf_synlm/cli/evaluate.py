@@ -357,13 +357,17 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
     import pandas
 
     rows = list(read_rows(path, "tsv"))
-    names = score or [name for name in rows[0] if name.startswith("surprisal_")][:1] or ["surprisal_bits"]
+    measured = [name for name in rows[0] if name.startswith("surprisal_")] or ["surprisal_bits"]
+    names = score or measured[:1]
     need_columns(
         path,
         rows,
         [*names, x, *([by] if by else []), "item", "sentence_id"],
-        "Name them by --x, --by, --score. `synlm surprisal` writes item and sentence_id.",
+        "Name them by --x (word_id: the words of a sentence in order), --by, --score. `synlm surprisal` writes item "
+        "and sentence_id.",
     )
+    if not score and measured[1:]:
+        outputs.say(f"drawn: {names[0]}. --score chooses others: {', '.join(measured[1:])}")
     table = pandas.DataFrame(rows).assign(own=lambda rows: rows.get("file", "") + rows["item"])
     places, drawn, titles = list(table[x].unique()), dict[str, list[tuple[float, float]]](), list[str]()
     for name in names:
