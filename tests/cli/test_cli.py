@@ -453,10 +453,14 @@ def test_the_figure_of_a_table_sums_surprisal_and_averages_other_measures(tmp_pa
         "file\titem\tsentence_id\tcondition\tregion\tsurprisal_bits\tentropy_bits\n"
         "a\t1\t1\tx\tnp\t1\t4\na\t1\t1\tx\tnp\t2\t6\na\t1\t2\tx\tnp\t5\t1\na\t1\t2\tx\tpp\t7\t\nb\t1\t3\tx\tnp\t8\t3\n"
     )
-    (tmp_path / "b.tsv").write_text("item\tsentence_id\tword_id\tsurprisal_bits_a\tsurprisal_bits_b\n1\t1\t1\t2\t3\n")
+    columns = "item sentence_id word_id surprisal_bits surprisal_bits_a surprisal_bits_b"
+    (tmp_path / "b.tsv").write_text("\t".join(columns.split()) + "\n1\t1\t1\t2\t2\t3\n")
     plot = ["evaluate", "plot", str(tmp_path / "b.tsv"), "--out", str(tmp_path / "b.svg"), "--x"]
     assert main([*plot, "word_id"]) == 0
-    assert "drawn: surprisal_bits_a. --score chooses others: surprisal_bits_b" in capsys.readouterr().err
+    assert (
+        "drawn: surprisal_bits_a. --score chooses another of surprisal_bits, surprisal_bits_a,"
+        in capsys.readouterr().err
+    )
     assert "sum of surprisal_bits_a per word_id" in "".join(ElementTree.parse(tmp_path / "b.svg").getroot().itertext())
     assert "no column 'region'" in (message := fail(capsys, *plot, "region", "--overwrite"))
     assert "--x (word_id: the words of a sentence in order)" in message
@@ -572,7 +576,7 @@ TWO_TEXTS = [("the cat", "slept"), ("a dog in town", "barked")]
     [
         ("type\tregion", "ab", "where 'type' changes inside an item, 'region' begins anew, as in '1'"),
         ("part\ttype", "ab", "where 'type' changes inside an item, 'part' begins anew, as in '1'"),
-        ("region", "", "'region' begins anew inside item '1', with 'n1'. If each part .* its own value in a column condition"),
+        ("region", "", "'region' begins anew inside item '1', with 'n1'. If each part .* in a column condition"),
         ("word_id", "", "'word_id' begins anew inside item '1', with 'n1'"),
     ],
 )

@@ -716,7 +716,7 @@ def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
     gold = "".join(f"(S (NP (PRP We)) (VP (VBP ask)) (. {mark}))\n" for mark in "..")
     (files / "marks.mrg").write_text(gold, encoding="utf-8")
     for style, given, remedy in (
-        ("(We ask)\n", ("--convention", "evalb"), "lack punctuation: add --punctuation remove and --unlabeled. That number is not EVALB's"),
+        ("(We ask)\n", ("--convention", "evalb"), "lack punctuation: add --punctuation remove and --unlabeled. That"),
         ("(S (NP We) (VP ask))\n", ("--punctuation", "keep"), "lack punctuation: add --punctuation remove"),
         ("(We (ask .))\n", (), "have punctuation: add --punctuation keep"),
     ):
