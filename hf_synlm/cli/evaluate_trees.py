@@ -273,7 +273,7 @@ def _tabulate(
     tables["conventions"] = [{**rule, "convention": rule["convention"].partition(":")[0]} for rule in rules]
     counted = "; ".join(rule["convention"] for rule in rules)
     tests = dict.fromkeys(_TESTS[isinstance(case.rule, EvalbParameters)] for case in cases)
-    settings = {"unit": "percent", "convention": counted, "tests of differences": "; ".join(tests)}
+    settings: dict[str, Any] = {"unit": "percent", "convention": counted, "tests of differences": "; ".join(tests)}
     settings |= {"parse_option": parsing.parse_option, "seed": parsing.seed}
     model_of = {"name": ", ".join(short.values()), "models": described}
     return EvaluationResult("parsing by conventions", scores, model_of, settings, data, tables)

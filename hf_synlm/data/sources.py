@@ -86,8 +86,9 @@ class TextFiles(TextSource):
     def lines(self, counts: Counter[str]) -> Iterator[str]:
         """Lines of all files."""
         for path in self.paths:
-            self._check_beginning(path)
-            yield from self._read(path, counts)
+            with errors_at(path):  # UTF-16 that is cut off cannot be decoded
+                self._check_beginning(path)
+                yield from self._read(path, counts)
             yield ""
 
     def _check_beginning(self, path: str) -> None:
@@ -125,7 +126,7 @@ def _lines(file: TextIO, counts: Counter[str]) -> Iterator[str]:
 
 
 def _no_text(column: str, where: str, kind: Any) -> ValueError:
-    return ValueError(f"column {column!r} of {where} holds {kind}, not text. Name another column with --text-column.")
+    return ValueError(f"{where}: column {column!r} holds {kind}, not text. Name another column with --text-column.")
 
 
 def _no_column(column: str, where: str, names: Iterable[str]) -> ValueError:

@@ -248,7 +248,7 @@ def report_evalb(
             also = f"{' and --unlabeled' * lacks}. That number is not EVALB's: to keep it, score trees with punctuation"
             match_treebank(run, treebank, f"evalb: {name}", also)
             if lacks:
-                raise ValueError(f"{name}: the trees have no labels. Score them by --unlabeled (labeled=False)")
+                raise ValueError(f"{name}: the trees have no labels. Score them by --unlabeled")
             scores[name] = labeled_f1([_brackets(sentence) for sentence in run], gold, parameters)
         counted = scores[name].overall
         if not counted.num_valid:
