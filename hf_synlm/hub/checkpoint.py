@@ -124,20 +124,15 @@ def is_folder(name: str | os.PathLike, is_owned: bool = False) -> bool:
     return False
 
 
-def check_model_source(
-    name: str | os.PathLike, revision: str | None = None, gguf_file: str | None = None, subfolder: str = ""
-) -> None:
-    """Refuse a folder that does not exist or holds no model, a revision of a folder, and a name without the Hub.
-
-    A GGUF file holds its own configuration and tokenizer.
-    """
+def check_model_source(name: str | os.PathLike, revision: str | None = None, subfolder: str = "") -> None:
+    """Refuse a folder that does not exist or holds no model, a revision of a folder, and a name without the Hub."""
     if not is_folder(name):
-        check_hub(name, revision, (CONFIG_FILE, ADAPTER_FILE, gguf_file or CONFIG_FILE), subfolder)
+        check_hub(name, revision, (CONFIG_FILE, ADAPTER_FILE), subfolder)
         return
     if revision is not None:
         raise ValueError(f"revision {revision!r}: {str(name)!r} is a folder, which has no revisions. Leave it out.")
     folder = Path(name) / subfolder
-    if gguf_file is None and not any((folder / file).is_file() for file in (CONFIG_FILE, ADAPTER_FILE)):
+    if not any((folder / file).is_file() for file in (CONFIG_FILE, ADAPTER_FILE)):
         steps = [file.parent for file in (folder / STATE_FILE, *folder.glob(f"step_*/{STATE_FILE}")) if file.is_file()]
         if steps:
             newest = max(steps, key=lambda step: int(step.name.rpartition("_")[2]) if step.name[-1].isdigit() else 0)

@@ -84,9 +84,8 @@ def load_pretrained(
     name = find_model(name)
     given: Mapping[str, Any] = {key: value for key, value in options.items() if value is not None}
     subfolder = given.get("subfolder", "")
-    check_model_source(name, given.get("revision"), given.get("gguf_file"), subfolder)
-    if "gguf_file" not in given:
-        check_tokenizer_source(name, subfolder)
+    check_model_source(name, given.get("revision"), subfolder)
+    check_tokenizer_source(name, subfolder)
     if (Path(name) / CONFIG_FILE).is_file():
         check_checkpoint(name)
     with one_line_errors(name, "model"):

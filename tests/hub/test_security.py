@@ -237,7 +237,6 @@ class TestNames:
 
     def test_other_folders_of_models(self, checkpoint: Path, tmp_path: Path):
         check_model_source(tmp_path, subfolder=checkpoint.name)
-        check_model_source(tmp_path, gguf_file="model.gguf")
         (tmp_path / "adapter_config.json").touch()
         check_model_source(tmp_path)
 

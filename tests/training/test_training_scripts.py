@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.contexts import DataArguments
@@ -28,7 +29,7 @@ from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import pretrain_gpst, train_pcfg, train_recurrent, train_rnng
 from hf_synlm.training.programs.prepare_text import prepare
-from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe, collate_plain, load_contexts
+from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe, collate_plain
 from hf_synlm.training.tasks import finetuning
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import SMALL_GPST, TRAINING, run_here, sample_files
@@ -102,7 +103,7 @@ def test_prepared_text_is_taken_as_it_is(run: Callable[..., dict], corpus: dict[
     # Without text named, a complete folder is enough.
     data = DataArguments(prepared=str(tmp_path / "text"), drop_punctuation=True)
     text = prepare(data, data.prepared)
-    contexts = load_contexts(data, text.train, None)
+    contexts = ContextDataset(text.train, data.context_length)
     assert data.takes_finished and contexts.totals()["tokens"] == text.train.num_tokens
 
 
