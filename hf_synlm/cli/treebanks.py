@@ -206,6 +206,9 @@ def silver(
     overwrite: options.Overwrite = False,
     parser: str | None = option("Parser: folder or Hub name of a model of `synlm train span-parser`; default: Stanza."),
     backbone: options.Backbone = None,
+    min_confidence: float | None = option(
+        "--parser: leave out trees with less log-probability per word (nats), such as -0.1."
+    ),
     dtype: options.DType = "auto",
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
@@ -244,7 +247,7 @@ def silver(
     outputs.check_out(out, overwrite, texts, models, model=parser, beside=outputs.meta_file)
     outputs.check_out(confidences if parser else None, overwrite, texts)
     of_stanza = {"package": package, "models": models}
-    of_parser = {"backbone": backbone, "dtype": None if dtype == "auto" else dtype}
+    of_parser = {"backbone": backbone, "min_confidence": min_confidence, "dtype": None if dtype == "auto" else dtype}
     given = (name for name, value in (of_stanza if parser else of_parser).items() if value is not None)
     options.refuse(given, "this is an option of Stanza" if parser else "this is an option for --parser")
     inputs = describe_files([texts])
@@ -256,7 +259,7 @@ def silver(
         facts, trees = _trees_of_stanza(lines, out, language, package, models, words, device, batch_size)
     else:
         loading = options.Parsing(backbone=backbone, device=device, dtype=dtype, batch_size=batch_size)
-        facts, rows = _trees_of_parser(lines, out, loading, parser, words)
+        facts, rows = _trees_of_parser(lines, out, loading, parser, words, min_confidence)
         trees = [tree for tree, _, _ in rows]
         table = "".join(f"{count}\t{confidence:.4f}\n" for _, count, confidence in rows)
         write_text(confidences, f"words\tconfidence\n{table}")
@@ -269,7 +272,7 @@ def silver(
 
 
 def _trees_of_parser(
-    lines: Sequence[str], out: Path, loading: options.Parsing, parser: str, words: str
+    lines: Sequence[str], out: Path, loading: options.Parsing, parser: str, words: str, min_confidence: float | None
 ) -> tuple[dict[str, Any], list[tuple[str, int, float]]]:
     """What names a span parser, and its trees with their numbers of words and confidences."""
     from hf_synlm.data.collate import encode_words
@@ -293,7 +296,9 @@ def _trees_of_parser(
         (sentence_to_brackets(as_treebank_sentence(one, "")), n, (one.tree().log_prob or 0.0) / n)
         for one, n in ((one, len(one.words)) for one in parsed)
     ]
-    return {"parser": parser, "left_out": {"not read": len(lines) - len(rows)}}, rows
+    kept = [row for row in rows if min_confidence is None or row[2] >= min_confidence]
+    left_out = {"not read": len(lines) - len(rows), "less sure": len(rows) - len(kept)}
+    return {"parser": parser, "min_confidence": min_confidence, "left_out": left_out}, kept
 
 
 def _trees_of_stanza(
