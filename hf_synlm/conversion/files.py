@@ -65,7 +65,7 @@ def read_config(paths: Sequence[Path]) -> dict:
         return sections[0]
     if len(sections) == 2:
         return {"r2d2_config": sections[0], "gpt_config": sections[1]}
-    raise ValueError(f"{len(paths)} configuration files were given; pass one with both sections, or two.")
+    raise ValueError(f"{len(paths)} configuration files were given. Pass one with both sections, or two.")
 
 
 def convert_files(

@@ -143,7 +143,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
         given = {"vocab_size": len(tokenizer), **ids, **fields}
         if missing := [name for name in ids if given[name] is None and getattr(cls, name) is not None]:
             raise ValueError(
-                f"the tokenizer has no {', '.join(missing)}: load it by hf_synlm.data.tokenizers.load_tokenizer, which "
+                f"the tokenizer has no {', '.join(missing)}. Load it by hf_synlm.data.tokenizers.load_tokenizer, which "
                 "adds them, or give them"
             )
         return cls(**given)

@@ -170,10 +170,10 @@ def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, so
     """The files of a benchmark in alphabetical order: those in a folder with these `names`, all, or one file."""
     place = Path(place)
     if not place.exists():
-        raise ValueError(f"{place} does not exist: name the folder of the {ending} files, or one of them")
+        raise ValueError(f"{place} does not exist. Name the folder of the {ending} files, or one of them")
     found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob(f"*{ending}")))}
     if not found:
-        raise ValueError(f"{place} holds no {what}s ({ending} files): get them from {source}")
+        raise ValueError(f"{place} holds no {what}s ({ending} files). Get them from {source}")
     unknown = [name for name in names if name not in found]
     if unknown:
         raise ValueError(f"no {what} {', '.join(unknown)} in {place}: there are {', '.join(found)}")

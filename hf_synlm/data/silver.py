@@ -75,5 +75,5 @@ def silver_trees(parser: Any, lines: Iterable[str], batch_size: int = 50) -> Ite
     """
     for document in parser.stream(lines, batch_size=batch_size):
         if not document.sentences:
-            raise ValueError(f"the parser finds no word in {document.text!r}: leave the line out")
+            raise ValueError(f"the parser finds no word in {document.text!r}. Leave the line out")
         yield str(document.sentences[0].constituency)

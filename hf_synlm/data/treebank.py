@@ -105,7 +105,7 @@ class TreebankSentence:
             ValueError: the number of bools differs from the number of words.
         """
         if len(keep) != len(self.words):
-            raise ValueError(f"keep has {len(keep)} values for {len(self.words)} words: give one per word")
+            raise ValueError(f"keep has {len(keep)} values for {len(self.words)} words. Give one per word")
         before = list(accumulate(map(bool, keep), initial=0))
         # A word stays joined to a word that stays.
         marks = None if self.joined is None else map(all, zip(self.joined, (True, *keep), strict=False))
@@ -174,13 +174,13 @@ def read_treebank(
     if is_conllu(path, head[-1] if head else ""):
         of_brackets = [name for name in options if name not in ("keep_functions", "left_out")]
         if given := [name for name in of_brackets if options[name]]:
-            raise ValueError(f"{path} holds dependencies, which have no option {given[0]}: leave it out")
+            raise ValueError(f"{path} holds dependencies, which have no option {given[0]}. Leave it out")
         how: dict[str, Any] = {"punctuation": "remove" if without_punctuation else "keep", **dependencies}
         yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines, **how)
     else:
         if dependencies:
             raise ValueError(
-                f"{path} holds bracketed trees, which are constituents already: leave out the options of dependencies "
+                f"{path} holds bracketed trees, which are constituents already. Leave out the options of dependencies "
                 f"({', '.join(sorted(dependencies))})"
             )
         yield from parse_treebank(lines, source=str(path), **options)
@@ -230,7 +230,7 @@ def read_dependency_trees(
         raise ValueError(f"{path} contains no sentence: is it a file in CoNLL-U?")
     if labels == "upos" and all(tag == "_" for sentence in sentences for tag in sentence.tags):
         raise ValueError(
-            f"{path}: no word has a UPOS, which labels are made of: make trees by synlm treebank --labels X"
+            f"{path}: no word has a UPOS, which labels are made of. Make trees by synlm treebank --labels X"
         )
     for found in sentences:
         sentence = drop_punctuation(found, PUNCTUATION_TAGS) if punctuation == "remove" else found
@@ -242,7 +242,7 @@ def read_dependency_trees(
             if nonprojective == "refuse":
                 name = f" (sentence {sentence.name})" if sentence.name else ""
                 raise ValueError(
-                    f"{sentence.source}: the arc to {sentence.words[crossing[0]]!r} is not projective{name}: lift such "
+                    f"{sentence.source}: the arc to {sentence.words[crossing[0]]!r} is not projective{name}. Lift such "
                     "arcs or skip such sentences (nonprojective: lift or skip)"
                 )
             counts["sentences with crossing arcs"] += 1

@@ -219,7 +219,7 @@ def load_result(path: PathLike) -> EvaluationResult:
     if fields.pop("format", None) != FORMAT:
         raise ValueError(f"{path} is not a result of hf_synlm: its format is not {FORMAT!r}")
     if fields.pop("format_version", None) != FORMAT_VERSION:
-        raise ValueError(f"{path} is a result of another version: evaluate again, or read it with its own version")
+        raise ValueError(f"{path} is a result of another version. Evaluate again, or read it with its own version")
     fields.setdefault("command", None)  # later than the format
     known = {field.name for field in dataclasses.fields(EvaluationResult)} - {"items"}
     if set(fields) != known:

@@ -33,7 +33,7 @@ def load_runs(paths: Sequence[PathLike]) -> list[EvaluationResult]:
     counts = Counter(Path(path).resolve() for path in paths)
     twice = [str(path) for path in paths if counts[Path(path).resolve()] > 1]
     if twice:
-        raise ValueError(f"{', '.join(twice)} is given more than once: give each run once")
+        raise ValueError(f"{', '.join(twice)} is given more than once. Give each run once")
     return [load_result(path) for path in paths]
 
 
@@ -117,7 +117,7 @@ def _check_alike(
 ) -> None:
     """Raise ValueError unless two results are of one task and have equal parts, the seed left out."""
     if other.task != first.task:
-        raise ValueError(f"results of different tasks, {first.task} and {other.task}: give those of one task")
+        raise ValueError(f"results of different tasks, {first.task} and {other.task}. Give those of one task")
     for name, part in parts.items():
         ours, theirs = part(first), part(other)
         differing = sorted(key for key in {*ours, *theirs} - {"seed"} if ours.get(key) != theirs.get(key))

@@ -509,5 +509,5 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
     names = [name for name, value in refused.items() if value]
     if names:
         raise ValueError(
-            f"{', '.join(names)}: not supported with structure_mode='joint'; try structure_mode='marginal'"
+            f"{', '.join(names)}: not supported with structure_mode='joint'. Try structure_mode='marginal'"
         )

@@ -117,7 +117,7 @@ def is_folder(name: str | os.PathLike, is_owned: bool = False) -> bool:
     if os.path.isdir(text):
         return True
     if os.path.exists(text):
-        raise ValueError(f"{text!r} is a file: name the folder in which it lies.")
+        raise ValueError(f"{text!r} is a file. Name the folder in which it lies.")
     if text.startswith((".", "/", "~")) or text.count("/") > 1 or (is_owned and "/" not in text):
         raise ValueError(f"there is no folder {text!r}. Name one that exists, or owner/name on the Hub.")
     return False

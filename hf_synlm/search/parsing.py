@@ -157,12 +157,12 @@ def parse_with_search(
         raise ValueError(f"num_return_sequences={num_return_sequences} must be at most num_beams={search.num_beams}")
     for name, value in (("stepwise", stepwise), ("lexical", lexical), ("belief_update", belief_update)):
         if value and read_words is not None:
-            raise ValueError(f"{name}={value} needs a word-synchronous beam; leave synchronous=True")
+            raise ValueError(f"{name}={value} needs a word-synchronous beam. Leave synchronous=True")
     check_aligned(input_ids, word_ends=word_ends)
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     if context_sentence_ids is not None and min(text.lengths) == 0:
         raise ValueError(
-            f"context_sentence_ids: row {text.lengths.index(0)} is context only; leave the tokens to parse at 0"
+            f"context_sentence_ids: row {text.lengths.index(0)} is context only. Leave the tokens to parse at 0"
         )
     check_rows(text.mask, may_be_empty=bos_token_id is not None)  # a lone begin token is the empty text
     if word_ends is not None:

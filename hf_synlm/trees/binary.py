@@ -82,7 +82,7 @@ def actions_to_spans(actions: Sequence[int], *, forest: bool = False) -> list[Sp
             )
     if len(starts) != 1 and not forest:
         raise ValueError(
-            f"the {num_actions} actions leave {len(starts)} items on the stack, not one: "
-            "add the missing COMP actions, or pass forest=True for an unfinished derivation"
+            f"the {num_actions} actions leave {len(starts)} items on the stack, not one. "
+            "Add the missing COMP actions, or pass forest=True for an unfinished derivation"
         )
     return spans

@@ -288,7 +288,7 @@ def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
     """
     rows = span_scores.tolist()
     if len(rows) != len(words):
-        raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words: give one per token")
+        raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words. Give one per token")
     if len(words) == 1:
         raise ValueError("one token has no span before it: there is nothing to draw")
     table: list[list[float | None]] = []

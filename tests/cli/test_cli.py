@@ -142,7 +142,7 @@ def test_surprisal_by_several_models(models, texts, capsys):
     assert [{key: row[key] for key in alone["rnng"][0]} for row in both] == alone["rnng"]
     (other,) = json.loads(Path(f"{out}.meta.json").read_text())["options"]["other_models"]
     assert other["architecture"] == "ONLSTMForCausalLM" and other["estimator"] == "exact"
-    assert "--lmzoo has one column of surprisals: give one --model" in fail(capsys, *command, "--lmzoo")
+    assert "--lmzoo has one column of surprisals. Give one --model" in fail(capsys, *command, "--lmzoo")
     assert "--cache and --trees go with one --model" in fail(capsys, *command, "--cache", "c")
     assert "--model rnng is given 2 times" in fail(capsys, *command, "--model", models["rnng"])
     assert "--model a is given 2 times" in fail(capsys, "surprisal", texts, "--model", "x/a/model", "--model", "b/a")

@@ -251,7 +251,7 @@ def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsy
     code = main(["push", str(small), "org/small", "--dry-run"])
     captured = capsys.readouterr()
     assert code == 1 and "was not pushed" in captured.err and "broken" in captured.out
-    assert "is a file: name the folder" in fail(capsys, "verify", small / "config.json")
+    assert "is a file. Name the folder" in fail(capsys, "verify", small / "config.json")
     assert "--trust-remote-code" in fail(capsys, "verify", "org/model")
     assert "there is no folder 'modle'" in fail(capsys, "verify", "modle")
     assert "has no config.json" in fail(capsys, "push", tmp_path / "nowhere", "org/model")

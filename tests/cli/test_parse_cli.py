@@ -170,12 +170,12 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     for name in ("word_ends", "options"):  # the text, and what stands for others
         assert f"{name}: not an option of" in fail(capsys, *command, "--parse-option", f"{name}=1")
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
-    assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
+    assert "--parse-option foo. Write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     for many in (("--num-trees", 2), ("--parse-option", "num_return_sequences=2")):
         assert "2 trees of a sentence: --format latex shows one" in fail(capsys, *command, *many, "--format", "latex")
     twice = ("--num-beams", 2, "--parse-option", "num_beams=3")
     assert "num_beams=3: num_beams has an option of its own" in fail(capsys, *command, *twice)
-    assert "a picture of every sentence: name a folder" in fail(capsys, *command, "--format", "svg")
+    assert "a picture of every sentence. Name a folder" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
     assert "holds no text" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
     assert "empty.txt holds no tree" in fail(capsys, "draw", files / "empty.txt")

@@ -190,7 +190,7 @@ def test_a_text_is_no_list_of_texts(text, tmp_path):
         (train_bpe_tokenizer, (text, 300)),
         (character_tokenizer, (text,)),
     ):
-        refused(r"is .*: give a list, \[", call, *arguments)
+        refused(r"is .*. Give a list, \[", call, *arguments)
 
 
 def test_an_empty_sentence_has_the_number_that_the_caller_gave_it():

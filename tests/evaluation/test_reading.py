@@ -555,7 +555,7 @@ def test_texts_that_only_some_times_name(tables, capsys):
     check(run(capsys, "--partial")[0], slow([{**row, "count": row["mean_rt"] and row["count"]} for row in without]))
     write(tables / "rt.tsv", [row for row in WORDS if row["sentence_id"] != 11], ("document", *OF_TIMES))
     error = fail(capsys, *COMMON, "--partial")
-    assert "so its document is unclear: add that column to s.tsv" in error
+    assert "so its document is unclear. Add that column to s.tsv" in error
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings
@@ -667,7 +667,7 @@ def test_options_that_do_not_go_together(tables, capsys, monkeypatch):
     assert "two columns are called 's'" in fail(capsys, "s.tsv", "s.tsv:other", *COMMON[1:])
     for name in ("length", "baseline"):
         assert f"two columns are called {name!r}" in fail(capsys, f"{name}=s.tsv", *COMMON[1:])
-    assert "=s.tsv: the name is empty: write NAME=s.tsv" in fail(capsys, "=s.tsv", *COMMON[1:])
+    assert "=s.tsv: the name is empty. Write NAME=s.tsv" in fail(capsys, "=s.tsv", *COMMON[1:])
     for name in ("time", "subject"):
         assert f"two columns are called {name!r}" in fail(capsys, *COMMON, "--control", name)
     assert "--control mean_rt: this is the reading time" in fail(capsys, *COMMON, "--control", "mean_rt")

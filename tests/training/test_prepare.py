@@ -464,7 +464,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
     [
         ("a.txt", "Text.".encode("utf-16"), "is UTF-16. Convert it: iconv"),
         ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16. Convert it: iconv"),
-        ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed: unpack it first"),
+        ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed. Unpack it first"),
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text-column to one of \['body'\]"),
         ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
         ("a.json", '[{"text": "x"}', "a.json is not JSON"),
@@ -768,7 +768,7 @@ def test_tokenizers_that_cannot_be_used(tmp_path):
         PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "words")
         return prepare(same_text(text, str(tmp_path / "words")), tmp_path / "out")
 
-    with pytest.raises(ValueError, match="has 2 tokens, but its largest id is 70000: number its tokens from 0 to 1"):
+    with pytest.raises(ValueError, match="has 2 tokens, but its largest id is 70000. Number its tokens from 0 to 1"):
         prepared_with({"the": 0, "cat": 70_000}, "the", text)
     with pytest.raises(ValueError, match="tokenizer cannot encode the text: .*Give its vocabulary the unknown token"):
         prepared_with({"the": 0}, "<unk>", text)

@@ -468,5 +468,5 @@ def test_an_empty_file_is_named(role: str, tmp_path: Path) -> None:
     (tmp_path / "full.txt").write_text("the people agree\n" * 20)
     (tmp_path / "empty.txt").write_text("")
     flags = [text for name, file in files.items() for text in (f"--{name}_files", str(file))]
-    with pytest.raises(ValueError, match=r"empty\.txt: there are no .*: name other files"):
+    with pytest.raises(ValueError, match=r"empty\.txt: there are no .*. Name other files"):
         train_recurrent.main([*flags, "--file-format", "text", "--output-dir", str(tmp_path / "out")])

@@ -69,7 +69,7 @@ def by_region(items: pd.DataFrame, table: pd.DataFrame, column: str) -> pd.DataF
     Sentences are found by their words.
     """
     if "sentence_id" not in table:
-        raise ValueError(f"{table.attrs['name']} has no column sentence_id: give a table of `synlm surprisal`")
+        raise ValueError(f"{table.attrs['name']} has no column sentence_id. Give a table of `synlm surprisal`")
     groups = table.assign(value=numbers(table, column)).groupby("sentence_id", sort=False)
     values = {plain_word(" ".join(rows["word"])): rows["value"].to_numpy() for _, rows in groups}
     found = [
@@ -112,7 +112,7 @@ def compare_effects(
     """A row per predictor, construction and region; `slope` is in ms per bit. What would divide by 0 is NaN."""
     rows, names = [], [one.name for one in predictors]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two predictors are called {twice[0]!r}: name tables as NAME=FILE, each in its own way")
+        raise ValueError(f"two predictors are called {twice[0]!r}. Name tables as NAME=FILE, each in its own way")
     for predictor in predictors:
         both = pd.concat([effects.rename("ms"), predicted_effects(items, predictor).rename("bits")], axis=1).dropna()
         if both.empty:

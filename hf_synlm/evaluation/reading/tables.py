@@ -94,7 +94,7 @@ def split_given(given: str) -> tuple[str, Path, str]:
     if not colon or Path(rest).is_file():
         path, column = rest, ""
     if equals and not name:
-        raise ValueError(f"{given}: the name is empty: write NAME{given}, or the file alone")
+        raise ValueError(f"{given}: the name is empty. Write NAME{given}, or the file alone")
     return (name if equals else Path(path).stem), Path(path), column
 
 

@@ -61,10 +61,10 @@ def rouge_scores(
     for row, (prediction, given) in enumerate(zip(predictions, references, strict=True)):
         several = [given] if isinstance(given, str) else list(given)
         if not any(reference.strip() for reference in several):
-            raise ValueError(f"document {row} has no reference summary: leave it out")
+            raise ValueError(f"document {row} has no reference summary. Leave it out")
         if not any(map(tokens.tokenize, several)):
             raise ValueError(
-                f"document {row} has no letters of {language!r} in its reference {several[0]!r:.60}: name its language "
+                f"document {row} has no letters of {language!r} in its reference {several[0]!r:.60}. Name its language "
                 "(language, in summarization --language), or leave it out"
             )
         targets = [sentences_as_lines(reference, language=language) for reference in several]

@@ -108,7 +108,7 @@ def fit_labels(
     codec = tree_codec(scorer.model.config)
     if not isinstance(codec, LabeledCodec):
         if drop or renamed:
-            raise ValueError(f"{type(scorer.model).__name__} does not read labels: leave --unknown-labels out")
+            raise ValueError(f"{type(scorer.model).__name__} does not read labels. Leave --unknown-labels out")
         return list(trees), 0
     fitted, lacking, roots = list[TreebankSentence | None](), Counter[str](), Counter[str]()
     for tree in trees:

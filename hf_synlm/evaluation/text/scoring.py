@@ -231,7 +231,7 @@ class TextScorer:
         found = next((token for token in candidates if token is not None), None)
         if found is None:
             raise ValueError(
-                "the model has no begin or end token from which the first word could be predicted: name one by "
+                "the model has no begin or end token from which the first word could be predicted. Name one by "
                 "begin_token (--begin-token), or set bos_token_id in its configuration"
             )
         return found
@@ -360,11 +360,11 @@ class TextScorer:
         """
         if end and self.end_of_text == "not modeled":
             raise ValueError(
-                f"{type(self.model).__name__} is not trained to predict the end of a sentence: set end=False (leave "
+                f"{type(self.model).__name__} is not trained to predict the end of a sentence. Set end=False (leave "
                 "--end-of-sentence out)"
             )
         if starts and self.estimator == "beam_marginal":
-            raise ValueError("word correction needs the distribution over next tokens: use the estimator 'stepwise'")
+            raise ValueError("word correction needs the distribution over next tokens. Use the estimator 'stepwise'")
         starting = word_starts(self.tokenizer, self.model.config.vocab_size, self.closing_ids) if starts else None
         width = self.model.word_search(self.num_beams).num_beams if self.searches else 1
         budget = token_budget(self.model, width)
@@ -422,7 +422,7 @@ class TextScorer:
     def _windows(self, text: EncodedText) -> list[Window]:
         """Pieces of a text that the model can read; `cuts` counts texts and contexts that do not fit."""
         if text.context and not self.reads_context:
-            raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
+            raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence. Leave it out")
         room = self.max_context if text.context else None
         ends = {"word_ends": text.word_ends} if self.is_told_word_ends else {}
         if self.belief_update is not None:

@@ -83,7 +83,7 @@ def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str,
             filled.update(place for place in unnamed if fields[place])
             if len(filled) > 1:
                 places = ", ".join(str(place + 1) for place in sorted(filled))
-                raise ValueError(f"{path}:{first}: columns {places} have text, here or above, but no name: name them")
+                raise ValueError(f"{path}:{first}: columns {places} have text, here or above, but no name. Name them")
             yield {name: field for name, field in zip(header, fields, strict=True) if name or field}
     if header is None:
         raise ValueError(f"{path} is empty: the first line must name the columns")

@@ -271,7 +271,7 @@ def encode_sentences(
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"{type(tokenizer).__name__} does not give the positions of its tokens, so they cannot be assigned to "
-            "words: use a fast tokenizer (one with a tokenizer.json)"
+            "words. Use a fast tokenizer (one with a tokenizer.json)"
         )
     check_list("sentences", sentences, '["the", "dog"]')
     parts = [[word.split() for word in words] for words in sentences]

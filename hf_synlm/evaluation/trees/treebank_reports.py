@@ -280,5 +280,5 @@ def _brackets(sentence: ParsedSentence, name: str, parameters: EvalbParameters) 
         return (), ()
     tree = sentence.hypotheses[0]
     if tree.labels is None and parameters.labeled:
-        raise ValueError(f"{name}: the trees have no labels; score them unlabeled (labeled=False, --unlabeled)")
+        raise ValueError(f"{name}: the trees have no labels. Score them unlabeled (labeled=False, --unlabeled)")
     return tree.labels or ["X"] * len(tree.spans), tree.spans

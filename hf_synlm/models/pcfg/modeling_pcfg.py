@@ -467,7 +467,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if method not in METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {list(METHODS)}.")
         if num_return_sequences < 1 or (num_return_sequences > 1 and method != "sample"):
-            raise ValueError(f"num_return_sequences is {num_return_sequences}: give 1, or more with method='sample'.")
+            raise ValueError(f"num_return_sequences is {num_return_sequences}. Give 1, or more with method='sample'.")
         text = read_whole_rows(self.config, input_ids, attention_mask)
         check_aligned(input_ids, word_ends=word_ends)
         if word_ends is not None and not bool(word_ends[text.mask].all()):

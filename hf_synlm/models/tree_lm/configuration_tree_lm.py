@@ -87,7 +87,7 @@ class TreeLMConfig(LabeledTreeConfig):
             for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
                 if not hasattr(self.backbone_config, name):
                     raise ValueError(
-                        f"The backbone {self.backbone_config.model_type!r} has no {name}: choose a decoder."
+                        f"The backbone {self.backbone_config.model_type!r} has no {name}. Choose a decoder."
                     )
                 setattr(self, name, getattr(self.backbone_config, name))
             positions = getattr(self.backbone_config, "max_position_embeddings", None)
