@@ -283,7 +283,7 @@ def plot(
     Several runs of one model (--label) become one bar, which shows their mean and standard deviation. Right-branching
     trees are shown beside F1, and a line marks chance for minimal pairs. For a result of `evaluate reading`, the figure
     shows the interval of every predictor, and its effects by lag. For a table, the words of a text with the same --x
-    become one value: the sum of their surprisals, or the mean of a measure such as entropy. Needs matplotlib.
+    become one value. This is the sum of their surprisals, or the mean of a measure such as entropy. Needs matplotlib.
 
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
@@ -408,5 +408,5 @@ def _names(paths: list[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise ValueError(
-        "files and folders have the same names. Name each file by --label, and the runs of one model by the same name"
+        "files and folders have the same names. Pass a --label for each file. Give runs of one model the same label"
     )

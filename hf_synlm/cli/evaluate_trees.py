@@ -54,11 +54,11 @@ class CountingOptions(options.TreebankReading):
         changes = {} if self.max_length is None else {"max_length": self.max_length}
         if self.convention == "evalb":
             if changes:
-                raise ValueError("--max-length: EVALB has CUTOFF_LEN in its parameter file (--prm)")
+                raise ValueError("--max-length does not apply to EVALB. Set CUTOFF_LEN in a parameter file (--prm)")
             counted = COLLINS if self.parameters is None else EvalbParameters.read(self.parameters)
             return dataclasses.replace(counted, labeled=counted.labeled and not self.unlabeled)
         if self.parameters is not None or self.unlabeled:
-            raise ValueError(f"--prm and --unlabeled belong to --convention evalb, not to {self.convention}")
+            raise ValueError(f"--prm and --unlabeled need --convention evalb and do not work with {self.convention}")
         return resolve_convention(self.convention, **changes)
 
     def treebank(self, path: Path, limit: int | None) -> "Treebank":
@@ -202,7 +202,7 @@ def parsing(
         given.save_trees, overwrite, *reads, *outputs.report_files(out), model=models, flag="--save-trees"
     )
     if bool(models) == bool(files):
-        raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
+        raise ValueError("give either --model to parse the treebank, or --trees with parsed trees, not both")
     options.refuse_repeated("--trees", files)
     options.refuse_repeated("--model", models)
     if files:
@@ -311,7 +311,7 @@ def _evaluate_runs(case: _Case, given: AveragingOptions, data: dict[str, Any]) -
     from hf_synlm.evaluation.trees.consensus import average_parses
 
     if given.save_trees is not None and not given.consensus:
-        raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
+        raise ValueError("--save-trees would only copy --trees. Leave it out, or add --consensus.")
     average = average_parses(case.runs) if given.consensus else None
     scores, tables = _score(case, average)
     given.write(average or ())
@@ -387,7 +387,7 @@ def compare(
         raise ValueError(f"{first} is given twice. Give the trees of two parsers")
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
-        raise ValueError("--convention evalb: choose a convention of unlabeled F1")
+        raise ValueError("--convention evalb compares no two parsers. Choose a convention of unlabeled F1")
     reading = counting.predicted()
     parses = {str(path): options.read_trees(path, tree_style, **reading)[:limit] for path in (first, second)}
     scores, tables = report_comparison(bank, parses, rule)

@@ -259,7 +259,7 @@ def verify(
     folder = Path(model)
     if not is_folder(model, is_owned=True) and not trust_remote_code:
         raise ValueError(
-            f"{model!r} is a model on the Hub, and verifying it runs its code. Read the code, then pass "
+            f"{model!r} is a model on the Hub. To verify it, its code must run here. Read this code, then pass "
             "--trust-remote-code"
         )
     check_model_source(model, revision)
@@ -280,8 +280,8 @@ def _check_trust(folder: Path, trust_remote_code: bool) -> None:
     elsewhere = code_repositories(check_code(folder))
     if elsewhere and not trust_remote_code:
         raise ValueError(
-            f"{str(folder)!r} runs code of {', '.join(elsewhere)} on the Hub when it is verified. Read the code, then "
-            "pass --trust-remote-code"
+            f"{str(folder)!r} runs code of {', '.join(elsewhere)} on the Hub during verification. Read this code, "
+            "then pass --trust-remote-code"
         )
 
 

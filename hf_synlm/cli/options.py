@@ -76,8 +76,8 @@ Tokenize = Annotated[
         help="How the model reads ordinary text. ptb splits unknown words as in the Penn Treebank (end. becomes end "
         "and .); a model of treebanks needs this. no-punctuation removes the marks at the edges of words; a "
         "model that learned without punctuation needs this. words leaves the words as they are. auto (the "
-        "default) follows text_style of the model's configuration. There, treebank means ptb, natural means ptb "
-        "without new spaces, and none means words.",
+        "default) follows text_style of the model's configuration. A text_style of treebank means ptb, natural "
+        "means ptb without new spaces, and none means words.",
         callback=lambda given: None if given == "auto" else given,
     ),
 ]
@@ -90,7 +90,7 @@ _ENCODING = inspect.Parameter(
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table (default: sentence).")]
 InputFormat = Literal["txt", "tsv", "csv", "jsonl"]
 InputFormatOption = Annotated[
-    InputFormat | None, typer.Option(help="Format of the input. The ending of the name tells it by default.")
+    InputFormat | None, typer.Option(help="Format of the input. By default, the ending of the name tells.")
 ]
 SplitSentences = Annotated[
     bool, typer.Option("--split-sentences", help="Split lines, or texts of a table, into sentences (English rules).")
@@ -300,7 +300,7 @@ class Searching(Widths, Loading):
     )
 
     def for_models(self, models: Sequence[str]) -> dict[str, Self]:
-        """The options for each model. Models without a beam get no options of a beam if another model has one."""
+        """The options for each model. If some models have a beam, the others get no options of a beam."""
         typed = [name for name in ("num_beams", *SEARCH_OPTIONS) if getattr(self, name) is not None]
         if not typed or len(models) < 2:
             return dict.fromkeys(models, self)
@@ -476,7 +476,7 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
         if not name or not equals:
             raise ValueError(f"{flag} {option}. Write NAME=VALUE")
         if name in chosen:
-            raise ValueError(f"{flag} {option}: {name} has an option of its own: see --help")
+            raise ValueError(f"{flag} {option}: {name} has its own option for this. See --help")
         try:
             chosen[name] = json.loads(value)
         except json.JSONDecodeError:  # a bare string

@@ -145,12 +145,12 @@ def hide_bars_of_weights() -> None:
 
 
 def is_first_process() -> bool:
-    """Whether this process writes the outputs. Of several processes of `accelerate launch`, only one does."""
+    """Whether this process writes the outputs. With `accelerate launch`, only one process writes."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def leave_output_to_first_process() -> None:
-    """End this process, unless it is the one that writes the outputs."""
+    """End this process, unless it writes the outputs."""
     if not is_first_process():
         raise typer.Exit
 

@@ -84,7 +84,7 @@ class RegressionOptions:
         if unknown := [name for name in names if name not in BASELINE]:
             raise ValueError(f"--baseline {self.baseline}: {unknown[0]!r} is none of {', '.join(BASELINE)}")
         if "frequency" in names and not has_counts:
-            raise ValueError(f"--baseline {self.baseline}: frequency needs --frequencies: a file, or wordfreq:en")
+            raise ValueError(f"--baseline {self.baseline}: frequency needs --frequencies FILE, or wordfreq:en")
         fields = {field.name for field in dataclasses.fields(Settings)} & set(vars(self))
         return Settings(**{**{name: getattr(self, name) for name in fields}, "baseline": names, "seed": seed})
 
@@ -168,15 +168,15 @@ class _Study:
         """Refuse options that contradict each other."""
         preset, model = self.times.preset, self.model
         if (preset is None) != (self.times.data is None):
-            raise ValueError("--preset and --data go together: the name of a corpus, and the folder that holds it")
+            raise ValueError("--preset and --data go together. Pass the name of a corpus and its folder")
         if preset is None and self.times.times is None:
-            raise ValueError("--times is missing: a table of reading times (or --preset with --data)")
+            raise ValueError("the reading times are missing. Pass a table by --times, or --preset with --data")
         if preset is None and model is not None:
             raise ValueError(
-                "--model reads the text of a --preset: for your own text make a table by `synlm surprisal`"
+                "--model reads only the text of a --preset. Make a table of your own text by `synlm surprisal`"
             )
         if bool(self.surprisals) == (model is not None):
-            raise ValueError("give either tables of `synlm surprisal`, or --model to compute them")
+            raise ValueError("give either tables of `synlm surprisal`, or --model to compute surprisals")
         if model is None:
             given = options.differing(self.computing, ComputingOptions(seed=self.computing.seed))
             options.refuse(given, "without --model nothing is computed, so this would change nothing")

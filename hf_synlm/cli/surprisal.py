@@ -35,7 +35,7 @@ _INSIDE = re.compile(r"\w[^\w\s'’-]+\s+\w")
 
 def _check_table(out: Path, overwrite: bool) -> None:
     if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
-        raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
+        raise ValueError(f"--out {out} does not end in .tsv, and the table is tab-separated. Choose a name in .tsv")
     check_output(out, overwrite)
 
 
@@ -235,7 +235,7 @@ def surprisal(
     belief_update_bits, belief_cut, length and log_frequency. With several --num-beams, each has a column, such as
     surprisal_bits_b5. The other columns come from the widest beam. With several --model, each has a column, such as
     surprisal_bits_rnng-mini. The other columns come from the first model. sentence_id counts the texts of all files. If
-    a model lacks a measure, its field is empty.
+    a model lacks a measure, the field of this measure is empty.
 
     Examples:
         echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
@@ -251,7 +251,7 @@ def surprisal(
     measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
     options.refuse_repeated("--model", [_column_of(name) for name in model])
     if len(model) > 1 and (scoring.cache or given.trees):
-        raise ValueError("--cache and --trees go with one --model: run the models one by one")
+        raise ValueError("--cache and --trees work with one --model. Run the models one by one")
     given.check(scoring, measures)
     opened = reading.open(texts, reading.file_format)
     count_of = measures.counts()

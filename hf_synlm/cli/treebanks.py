@@ -97,8 +97,8 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
     found = kind == "conllu" if kind else holds_dependencies(path)
     if found and brackets_only:
         raise ValueError(
-            f"{path} holds dependencies, but {brackets_only[0]} is for brackets. Leave it out. To make trees binary, "
-            "take --structure left-first or right-first; to remove punctuation, --punctuation remove."
+            f"{path} holds dependencies, but {brackets_only[0]} is for brackets. Leave it out. --structure "
+            "left-first or right-first makes trees binary, and --punctuation remove removes punctuation."
         )
     if given and not found:
         raise ValueError(
@@ -161,7 +161,7 @@ def treebank(
     """
     outputs.check_out(out, overwrite, *trees, beside=outputs.meta_file)
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
-        raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
+        raise ValueError("words of --from parses have no tags. Pass --punctuation-by form")
     inputs = describe_files(trees)
     of_brackets, of_dependencies = reading.by_kind()
     brackets_only = [*cleaning.of_brackets(), *map(flag_of, of_brackets)]
@@ -227,8 +227,9 @@ def silver(
     data. OUT.meta.json names the parser and holds checksums. If the command was stopped, run it again to continue.
     Until it is done, the trees are in OUT.partial.
 
-    --parser also writes OUT.confidence.tsv: for each tree its number of words, and its log-probability in nats per
-    word if spans were independent. --parser leaves out sentences that are too long, and words that it cannot read.
+    With --parser, OUT.confidence.tsv holds the number of words of each tree. It also holds the log-probability of the
+    tree in nats per word, as if spans were independent. The parser leaves out sentences that are too long, and words
+    that it cannot read.
 
     Without --parser, Stanza parses (pip install '.[silver]'). Its missing models are downloaded.
 

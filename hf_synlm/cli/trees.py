@@ -37,7 +37,7 @@ FormatOption = Annotated[
         "trees and surprisals.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Output file (for svg also a folder). Without it, print.")]
+Out = Annotated[Path | None, typer.Option(help="Output file (for svg also a folder). By default, print.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class TreesOptions:
         width = parsing.beam(model, f"--num-trees {self.num_trees}" if self.num_trees else "--consensus")
         if self.num_trees and self.num_trees > width:
             raise ValueError(
-                f"--num-trees {self.num_trees}: the beam holds {width}. Give --num-beams of at least as many."
+                f"--num-trees {self.num_trees}: the beam holds {width}. Raise --num-beams to at least this number."
             )
         return self.num_trees or width
 
@@ -109,7 +109,7 @@ def parse(
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
     several = parsing.chosen(num_return_sequences=wanted.num_trees).get("num_return_sequences", 1)
     if several != 1 and len(model) == 1 and not wanted.consensus and style not in ("json", "html"):
-        raise ValueError(f"{several} trees of a sentence: --format {style} shows one. Add --format json, or html.")
+        raise ValueError(f"{several} trees of a sentence, but --format {style} shows one. Add --format json, or html.")
     opened = reading.open([texts], input_format, "--input-format")
     is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus
     is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
@@ -214,7 +214,7 @@ def _check_drawings(
     numbers = [number for number, words in enumerate(sentences or (), start=1) if words]
     meant = style if out is None else _ENDINGS.get(out.suffix.lower(), style)
     if meant != style:
-        raise ValueError(f"--out {out} has the ending of --format {meant}, not of {style}: change one of the two")
+        raise ValueError(f"--out {out} ends as --format {meant}, not as {style}. Change one of the two")
     if style == "svg" and (sentences is None or len(numbers) != 1) and (out is None or out.suffix == ".svg"):
         raise ValueError("--format svg makes a picture of every sentence. Name a folder by --out, or use --format html")
     if out is not None:

@@ -156,15 +156,15 @@ def read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterato
                 layout.end_tree(node, place)
                 yield node
         elif not path:
-            raise ValueError(f"{describe(symbol, place)} stands outside of all trees: trees begin with '('")
+            raise ValueError(f"{describe(symbol, place)} stands outside of all trees. Begin trees with '('")
         elif is_first:
             path[-1].label = symbol
             if symbol in ROOT_LABELS and len(path) > 1:
                 _check_label(path, source)
         elif path[-1].children or (path[-1].words and not split_leaves):
             raise ValueError(
-                f"{source}:{place[0]}: the word {symbol!r} has no bracket of its own. Write it as (TAG {symbol}), or, "
-                "if it belongs to the leaf before it, split such leaves (--split-leaves of this command or of synlm "
+                f"{source}:{place[0]}: the word {symbol!r} has no bracket of its own. Write it as (TAG {symbol}). If "
+                "it belongs to the leaf before, split such leaves (--split-leaves of this command or of synlm "
                 "treebank; in Python split_leaves=True)"
             )
         else:
@@ -355,13 +355,13 @@ def _read_tree(text: str, has_labels: bool) -> tuple[list[tuple[str, int, int]],
                 raise ValueError(f"the bracket opened at character {opened_at} has no label. Add one")
             if has_labels and not count:
                 raise ValueError(
-                    f"the bracket opened at character {opened_at} contains no word. Give it one, and write "
+                    f"the bracket opened at character {opened_at} contains no word. Add a word, and write "
                     "parentheses that are characters as -LRB- and -RRB-"
                 )
             if not has_labels and count < 2:
                 raise ValueError(
-                    f"the bracket opened at character {opened_at} has {count} child(ren): "
-                    "a constituent needs at least two, a single word stands without brackets"
+                    f"the bracket opened at character {opened_at} has {count} child(ren). Give it at least two, and "
+                    "write a single word without brackets"
                 )
             constituents.append((label, start, len(words)))
         else:

@@ -117,7 +117,7 @@ class ParsedSentence:
             if len(words) != length:
                 expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
                 raise ValueError(
-                    f"sentence {sentence} has {expected}, but {len(words)} words were given: one per token"
+                    f"sentence {sentence} has {expected}, but {len(words)} words were given. Give one word per token"
                 )
             ends = list(range(offset + 1, offset + length + 1))
         last = set(ends)
@@ -172,8 +172,8 @@ class ParsedSentence:
         """
         if not 0 <= hypothesis < len(self.hypotheses):
             raise ValueError(
-                f"there is no tree {hypothesis} of {' '.join(self.words)!r}: the parser gave {len(self.hypotheses)}; "
-                "a wider beam of a search may find more"
+                f"there is no tree {hypothesis} of {' '.join(self.words)!r}: the parser gave {len(self.hypotheses)}. "
+                "A search with a wider beam may find more"
             )
         return self.hypotheses[hypothesis]
 

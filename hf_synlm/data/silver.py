@@ -54,7 +54,7 @@ def load_parser(
         raise ValueError(
             f"Stanza cannot load a parser of {language!r}: {' '.join(str(error).split())} Its parsers are listed on "
             "https://stanfordnlp.github.io/stanza/constituency.html. Without a network, copy the folder "
-            "stanza_resources from a machine that has one, and name it by --models."
+            "stanza_resources from another machine, and name it by --models."
         ) from error
     return parser
 

@@ -105,7 +105,7 @@ def train_wordpiece_tokenizer(
     """
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_TEXT_TOKEN, REDUCE_TOKEN]
     if vocab_size <= len(special):
-        raise ValueError(f"vocab_size is {vocab_size}: it must exceed the {len(special)} special tokens")
+        raise ValueError(f"vocab_size is {vocab_size} and must exceed the {len(special)} special tokens")
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     pieces = _learn_pieces(_some_text(texts), vocab_size - len(special), min_frequency, normalizer)
     vocab = {token: index for index, token in enumerate([*special, *pieces])}
@@ -268,8 +268,8 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
     tokenizer = transformers.AutoTokenizer.from_pretrained(name_or_path, **{"padding_side": "left", **kwargs})
     if not tokenizer.is_fast:
         raise ValueError(
-            f"{name_or_path} is a {type(tokenizer).__name__}, not a fast tokenizer, which has no word boundaries. "
-            "Choose one that has a tokenizer.json"
+            f"{name_or_path} is a {type(tokenizer).__name__}, which has no word boundaries. Choose a fast tokenizer, "
+            "with a tokenizer.json"
         )
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= len(tokenizer):

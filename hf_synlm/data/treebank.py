@@ -227,11 +227,9 @@ def read_dependency_trees(
     counts, left_out = Counter() if counts is None else counts, Counter() if left_out is None else left_out
     sentences = read_conllu(path, tokens, counts, lines, invalid)
     if not sentences:
-        raise ValueError(f"{path} contains no sentence: is it a file in CoNLL-U?")
+        raise ValueError(f"{path} contains no sentence. Is it a file in CoNLL-U?")
     if labels == "upos" and all(tag == "_" for sentence in sentences for tag in sentence.tags):
-        raise ValueError(
-            f"{path}: no word has a UPOS, which labels are made of. Make trees by synlm treebank --labels X"
-        )
+        raise ValueError(f"{path}: no word has a UPOS to make labels of. Make trees by synlm treebank --labels X")
     for found in sentences:
         sentence = drop_punctuation(found, PUNCTUATION_TAGS) if punctuation == "remove" else found
         counts["punctuation removed"] += len(found.words) - (len(sentence.words) if sentence else 0)
@@ -317,7 +315,7 @@ def parse_treebank(
         elif left_out is not None:
             left_out["no words"] += 1
     if not num_trees:
-        raise ValueError(f"{source} contains no tree: is it a file of bracketed trees?")
+        raise ValueError(f"{source} contains no tree. Is it a file of bracketed trees?")
 
 
 def list_bad_lines(path: PathLike, **options: Any) -> list[str]:

@@ -117,8 +117,8 @@ class WordGenerationMixin(GenerationMixin):
         modes = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH)
         if generation_mode not in (*modes, GenerationMode.BEAM_SAMPLE):
             raise ValueError(
-                f"{generation_mode}: syntactic language models offer greedy search, sampling and beam search. Leave "
-                "out assistant_model, prompt_lookup_num_tokens, penalty_alpha, dola_layers and num_beam_groups"
+                f"{generation_mode} is not offered. Use greedy search, sampling or beam search. Leave out "
+                "assistant_model, prompt_lookup_num_tokens, penalty_alpha, dola_layers and num_beam_groups"
             )
         return None
 

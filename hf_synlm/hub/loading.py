@@ -59,8 +59,8 @@ def check_checkpoint(folder: str | os.PathLike) -> None:
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(
-            f"{str(folder)!r}: the weights do not fit config.json, which gives other shapes: "
-            f"{', '.join(wrong[:3])}{more}. One of the two files belongs to another model."
+            f"{str(folder)!r}: the weights have other shapes than config.json says: {', '.join(wrong[:3])}{more}. "
+            "One of the two files belongs to another model."
         )
 
 
@@ -95,7 +95,7 @@ def load_pretrained(
         if (backbone is None and merge) or not PreTrainedConfig.get_config_dict(name, **given)[0].get("adapter_of"):
             of_adapter = {}
         if backbone is not None and not of_adapter:
-            raise ValueError(f"it is not an adapter of a backbone. Leave out the backbone {backbone!r} (--backbone).")
+            raise ValueError(f"the model is not an adapter. Leave out the backbone {backbone!r} (--backbone).")
         return auto_class.from_pretrained(name, dtype=dtype, **of_adapter, **given), tokenizer
 
 

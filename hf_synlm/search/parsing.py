@@ -33,8 +33,8 @@ def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Te
     """`input_ids`, of models that cannot read vectors instead. Raises ValueError if vectors are given, or no ids."""
     if input_ids is None or inputs_embeds is not None:
         raise ValueError(
-            "This model reads input_ids, not inputs_embeds: its trees, and the words that it predicts, are those of "
-            "the ids. Pass input_ids; with PEFT, take LoRA instead of prompt tuning."
+            "This model reads input_ids, not inputs_embeds, because its trees are over the ids. Pass input_ids. "
+            "With PEFT, take LoRA instead of prompt tuning."
         )
     return input_ids
 
@@ -381,7 +381,7 @@ def marginal_logits(
     mask = _new_columns(search.machine.config, input_ids, attention_mask, cache)
     check_aligned(input_ids, word_ends=word_ends)
     if isinstance(logits_to_keep, int) and logits_to_keep < 0:
-        raise ValueError(f"logits_to_keep={logits_to_keep} must not be negative: 0 keeps all columns")
+        raise ValueError(f"logits_to_keep={logits_to_keep} is negative. Give 0 to keep all columns")
     batch, width = input_ids.shape
     text = Rows.of(input_ids, mask)
     if cache.state is None:

@@ -172,7 +172,7 @@ class LabeledCodec(ActionCodec):
     def encode(self, ids: Sequence[int], word_ends: Sequence[bool], labeled_spans: Sequence[Constituent]) -> Row:
         """See `TreeCodec`."""
         if not labeled_spans:
-            raise ValueError("the tree has no constituent. Give it one over the whole sentence")
+            raise ValueError("the tree has no constituent. Add a constituent over the whole sentence")
         first, ends = first_tokens(word_ends), list(word_ends)
         unknown = self.unknown(labeled_spans, len(first) - 1)
         if unknown:

@@ -42,8 +42,8 @@ def validate_spans(
     for start, end in spans:
         if not 0 <= start < end <= num_tokens:
             raise ValueError(
-                f"span ({start}, {end}) does not fit into a sentence of {num_tokens} tokens: "
-                f"spans are half-open, 0 <= i < j <= {num_tokens}"
+                f"span ({start}, {end}) does not fit into a sentence of {num_tokens} tokens. Spans are half-open, "
+                f"with 0 <= i < j <= {num_tokens}"
             )
         if end - start < min_width:
             raise ValueError(
@@ -134,7 +134,7 @@ def check_words(words: Sequence[str], is_space: Callable[[str], bool] = str.issp
     for position, word in enumerate(words):
         if not word or any(map(is_space, word)):
             raise ValueError(
-                f"word {position} is {word!r}: words must be non-empty and free of white space. Write another "
+                f"word {position} is {word!r}. Words must be non-empty and free of white space. Write another "
                 "character for it, such as _"
             )
 
@@ -164,8 +164,8 @@ def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], wor
     for label, start, end in labeled_spans:
         if not label or any(character in string.whitespace + "()" for character in label):
             raise ValueError(
-                f"the label of span ({start}, {end}) is {label!r}: "
-                "labels must be non-empty and free of white space and parentheses"
+                f"the label of span ({start}, {end}) is {label!r}. Give labels that are non-empty and free of white "
+                "space and parentheses"
             )
     ordered = sorted(labeled_spans, key=lambda span: (span[2], -span[1]))
     return _write_brackets([(f"({label} ", start, end) for label, start, end in ordered], words)
@@ -186,7 +186,7 @@ def right_branching(num_tokens: int) -> list[Span]:
 def check_word_ends(spans: Iterable[Span], word_ends: Sequence[bool]) -> None:
     """Raise ValueError unless spans of tokens begin and end where words do, and the last token ends a word."""
     if not len(word_ends) or not word_ends[-1]:
-        raise ValueError("word_ends must be True at the last token: every token belongs to a word")
+        raise ValueError("word_ends must be True at the last token, because every token belongs to a word")
     for span in spans:
         for boundary in span:
             if boundary > 0 and not word_ends[boundary - 1]:

@@ -214,8 +214,8 @@ class TransitionSystem:
         if not forest and (not stack.is_finished or stack.num_tokens != num_words):
             raise ValueError(
                 f"the {len(actions)} actions stop with {len(stack.open_nodes)} open nonterminal(s) after "
-                f"{stack.num_tokens} token(s){'' if word_ends is None else f' of {num_words}'}, before the sentence is "
-                "finished. Add the missing actions"
+                f"{stack.num_tokens} token(s){'' if word_ends is None else f' of {num_words}'}. So the sentence is "
+                "not finished. Add the missing actions"
             )
 
     def _problem(self, action: int, stack: Stack, word_ends: Sequence[bool] | None) -> str:

@@ -354,7 +354,7 @@ def test_treebank_command(tmp_path, capsys):
     # What `synlm parse` writes has no tags, and perhaps no labels.
     (tmp_path / "e.txt").write_text("((the cat) (sat .))\n\n(go (on .))\n", encoding="utf-8")
     parses = ["treebank", str(tmp_path / "e.txt"), "--from", "parses", "--out", str(tmp_path / "e.out")]
-    assert "words have no tags" in fail(capsys, *parses, "--punctuation", "remove")
+    assert "words of --from parses have no tags" in fail(capsys, *parses, "--punctuation", "remove")
     assert main([*parses, "--punctuation", "remove", "--punctuation-by", "form"]) == 0
     assert (tmp_path / "e.out").read_text() == "(X (X (X the) (X cat)) (X (X sat)))\n(X (X go) (X (X on)))\n"
     assert "1 left out (no tree)" in capsys.readouterr().err

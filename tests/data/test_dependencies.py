@@ -267,7 +267,7 @@ def test_evaluation_chooses_constituents_of_dependencies(tmp_path: Path, capsys)
         assert main([*command, "--out", str(out), "--overwrite"]) == 0
         assert json.loads(out.read_text(encoding="utf-8"))["scores"]["f1"] == 100
     command = ("evaluate", "parsing", "--treebank", trees, "--trees", trees, "--structure", "flat")
-    assert "leave out the options of dependencies (structure)" in fail(capsys, *command)
+    assert "Leave out the options of dependencies (structure)" in fail(capsys, *command)
 
 
 def test_marked_heads_give_the_dependencies_back(tmp_path: Path):

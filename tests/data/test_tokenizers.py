@@ -258,7 +258,7 @@ def test_bytes_spell_unknown_characters(sample):
 
 def test_wrong_subword_vocabularies_are_named(sample):
     least = r"\(3 characters and 4 special tokens"
-    refused(rf"vocab_size is 6: it must be at least 7 {least}\)", subword_tokenizer, [["ab"]], 6)
+    refused(rf"vocab_size is 6 and must be at least 7 {least}\)", subword_tokenizer, [["ab"]], 6)
     bytes_too = {"vocab_size": 262, "byte_fallback": True}
     refused(rf"must be at least 263 {least}, and 256 bytes\)", subword_tokenizer, 2 * [["ab"]], **bytes_too)
     refused("there are no words", subword_tokenizer, [], 600)

@@ -221,7 +221,7 @@ def test_published_accuracies_of_circuits():
         (("predictions", 1, "formula"), "(3;%match%) <= 2", "prediction 1: formula '.*' cannot be read: .* join"),
         (("predictions", 1, "formula"), "2 * (3;%match%) < 1", r"prediction 1: .*'\* \(3;%match%' is unknown"),
         (("predictions", 1, "formula"), "(3;%50% off%) < 1", "without % in its name"),
-        (("predictions", 1), "(3;%match%) < 1", "prediction 1: '.*' is not of a suite .* lacks 'type'"),
+        (("predictions", 1), "(3;%match%) < 1", "prediction 1: '.*' is not part of a SyntaxGym suite, .* lacks 'type'"),
         (("predictions", 0, "type"), "script", "prediction 0: its type is 'script'"),
         (("meta",), {}, "lacks 'name'"),
         (("items", 1, "item_number"), "1a", r"items\[1\]: item_number is '1a'. Give a whole number"),

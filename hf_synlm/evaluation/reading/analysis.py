@@ -38,7 +38,7 @@ def _run(frame: Frame, y: np.ndarray, folds: np.ndarray, rows: np.ndarray, mixed
     run = _Run(rows, {}, {})
     readers = frame.rows["subject"][rows].reset_index(drop=True) if mixed else None
     if np.ptp(y[rows]) == 0:
-        raise ValueError(f"all reading times that are left are {y[rows][0]:g}. Name another column (--rt-column)")
+        raise ValueError(f"all remaining reading times are {y[rows][0]:g}. Name another column (--rt-column)")
     for name, part in {"": None, **frame.predictors}.items():
         columns = pd.concat([frame.baseline, part], axis=1)[rows].reset_index(drop=True)
         check_columns(columns, f"leave out {name}" if name else "leave it out of --baseline or --control")

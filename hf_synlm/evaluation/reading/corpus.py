@@ -97,8 +97,8 @@ def _not_negative(table: pd.DataFrame, column: str) -> np.ndarray:
     if (found < 0).any():
         row = int((found < 0).argmax())
         raise ValueError(
-            f"--frequencies: {table.attrs['name']}: row {row + 1} has {found[row]:g} in {column!r}, and there are no "
-            "counts below 0. Give counts, not their logarithms"
+            f"--frequencies: {table.attrs['name']}: row {row + 1} has {found[row]:g} in {column!r}, which is below "
+            "0. Give counts, not their logarithms"
         )
     return found
 
@@ -135,12 +135,12 @@ def join_corpus(
 ) -> Corpus:
     """Join tables to the words of texts; `joining` goes to `match`."""
     if rt_column in controls:
-        raise ValueError(f"--control {rt_column}: this is the reading time that is predicted. Leave it out")
+        raise ValueError(f"--control {rt_column}: the regression predicts this reading time. Leave it out")
     names = [*RESERVED, *controls, *(one.name for one in predictors)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(
-            f"two columns are called {twice[0]!r}. Give each table (NAME=FILE) and column of --control a name of its "
-            f"own, other than {', '.join(RESERVED)}"
+            f"two columns are called {twice[0]!r}. Give different names to the tables (NAME=FILE) and the columns of "
+            f"--control, other than {', '.join(RESERVED)}"
         )
     text = text.reset_index(drop=True)
     remarks: list[str] = []
@@ -251,7 +251,7 @@ def _check_order(text: pd.DataFrame) -> None:
 def _counts(given: str, text: pd.DataFrame, times: pd.DataFrame, of_times: np.ndarray) -> pd.Series:
     """Frequencies of the words: a column of the text or of the times, or as `counter` finds them."""
     if given == "log_frequency":
-        raise ValueError("--frequencies log_frequency: these are logarithms. Give counts: a column or a file of them")
+        raise ValueError("--frequencies log_frequency names logarithms. Name a column or a file of counts")
     if given in text:
         return pd.Series(_not_negative(text, given))
     if given in times:

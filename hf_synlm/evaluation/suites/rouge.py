@@ -54,7 +54,7 @@ def rouge_scores(
     check_list("predictions", predictions)
     check_list("references", references)
     if use_stemmer and language != "en":
-        raise ValueError(f"use_stemmer stems English words, but the language is {language!r}. Leave it out.")
+        raise ValueError(f"use_stemmer stems English words, but the language is {language!r}. Leave use_stemmer out.")
     tokens = DefaultTokenizer(use_stemmer) if language == "en" else _Words()
     scorer = rouge_scorer.RougeScorer(list(ROUGE_TYPES), tokenizer=tokens)
     table = np.zeros((len(predictions), len(ROUGE_TYPES)))

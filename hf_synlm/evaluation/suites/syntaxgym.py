@@ -132,7 +132,7 @@ def _suite(data: Any) -> Suite:
             for formula in formulas:
                 formula.check(conditions)
     if not formulas or not items:
-        raise ValueError(f"it has {len(formulas)} predictions and {len(items)} items: it needs one of each")
+        raise ValueError(f"it has {len(formulas)} predictions and {len(items)} items. Give it at least one of each")
     return Suite(_part(meta, "name", str), metric, names, tuple(formulas), tuple(items.items()))
 
 
@@ -159,7 +159,7 @@ def _sentences(item: Any) -> tuple[Sentence, ...]:
 def _part(value: Any, name: str, kind: type = object) -> Any:
     """A field of an object of JSON."""
     if not isinstance(value, dict) or name not in value:
-        raise ValueError(f"{value!r:.60} is not of a suite of SyntaxGym: it lacks {name!r}")
+        raise ValueError(f"{value!r:.60} is not part of a SyntaxGym suite, because it lacks {name!r}")
     if not isinstance(value[name], kind):
         raise ValueError(f"{name} is {value[name]!r:.60}. Give {_KINDS[kind]}")
     return value[name]

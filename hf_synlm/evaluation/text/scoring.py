@@ -120,20 +120,20 @@ class TextScorer:
         if attention_entropy is not None and not declared(model.config, "measures_attention"):
             raise ValueError(
                 f"attention_entropy {attention_entropy!r} (--attention-entropy): {type(model).__name__} does not "
-                "attend to derivations; Tree LM and Transformer Grammars do. Leave it out."
+                "attend to derivations. Leave it out, or choose a Tree LM or a Transformer Grammar."
             )
         if belief_update is not None and not self.searches:
             raise ValueError(
-                f"belief_update {belief_update} (--belief-update): {type(model).__name__} has no beam of derivations; "
-                "GPST, RNNG, Tree LM, URNNG and Pushdown Layers have one. Leave it out."
+                f"belief_update {belief_update} (--belief-update): {type(model).__name__} has no beam of "
+                "derivations. Leave it out, or choose GPST, RNNG, Tree LM, URNNG or Pushdown Layers."
             )
         self.estimator: Estimator = self._checked_estimator(estimator)
         self.begin_id = self._begin_id(begin_token) if begin else None
         if (not begin or begin_token is not None) and self.begins_itself:
             raise ValueError(
-                f"begin={begin}, begin_token={begin_token!r} (--no-first-word, --begin-token): {type(model).__name__} "
-                "reads every sentence from its own begin token. Leave both options out, and drop the first word from "
-                "your analysis if you do not want it."
+                f"begin={begin}, begin_token={begin_token!r} (--no-first-word, --begin-token): "
+                f"{type(model).__name__} always begins with its own begin token. Leave both options out. If you do "
+                "not want the first word, drop it from your analysis."
             )
 
     @classmethod
@@ -231,8 +231,8 @@ class TextScorer:
         found = next((token for token in candidates if token is not None), None)
         if found is None:
             raise ValueError(
-                "the model has no begin or end token from which the first word could be predicted. Name one by "
-                "begin_token (--begin-token), or set bos_token_id in its configuration"
+                "the model has no begin or end token, and cannot predict the first word without it. Name a begin "
+                "token by begin_token (--begin-token), or set bos_token_id in its configuration"
             )
         return found
 

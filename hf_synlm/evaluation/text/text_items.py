@@ -154,7 +154,7 @@ def _items_of_lines(path: PathLike, is_text: bool, flag: str) -> Iterator[TextIt
     first = list(islice(lines, NUM_FIRST))
     if not is_text and (problem := describe_table(first)):
         what, kind = problem
-        raise ValueError(f"{path} is read as plain text, but {what}: say {flag} {kind}, or {flag} txt if it is text")
+        raise ValueError(f"{path} is read as plain text, but {what}. Pass {flag} {kind}, or {flag} txt if it is text")
     for number, line in enumerate(chain(first, lines), 1):
         yield TextItem(str(number), line, document)
         document += not line.strip()
@@ -196,7 +196,8 @@ def _items_of_words(
             if item in known or not set(found) <= set(apart):
                 raise ValueError(
                     f"{where}: item {item!r} has rows elsewhere, or conditions that earlier items lack. A table of "
-                    f"more than {_NUM_ROWS:,} rows is read in pieces. Sort it by item, those with all conditions first"
+                    f"more than {_NUM_ROWS:,} rows is read in pieces. Sort it by item, and put those with all "
+                    "conditions first"
                 )
             part = None if sentence is None else _label(row, sentence, where, needed=True)
             more = {name: value for name, value in row.items() if name not in (word, item_column)}
@@ -322,8 +323,8 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
         if is_again or (_PLACES.fullmatch(column) and any(map(_comes_in_rounds, (of_rows, values)))):
             raise ValueError(
                 f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}. If each part is a text of "
-                "its own, add a column condition that tells the parts apart, or name one by --sentence-column. If "
-                f"the item is one text, add --sentence-column {item_column}"
+                "its own, add a column condition that tells the parts apart, or name such a column by "
+                f"--sentence-column. If the item is one text, add --sentence-column {item_column}"
             )
 
 
@@ -341,7 +342,7 @@ def _check_one_reader(path: PathLike, item: str, words: Sequence[WordRow]) -> No
         if len(readers) > 1:
             raise ValueError(
                 f"{path}: {item!r} has the rows of {len(readers)} readers ({column}), which are not one text. Score "
-                "a table with one row per word, and join the readings to it"
+                "a table with one row per word, and then join the reading times to this table"
             )
 
 
@@ -398,7 +399,7 @@ def text_files(places: Sequence[Path]) -> list[Path]:
             raise ValueError(f"the folder {place} holds no file in {', '.join('.' + name for name in FORMATS)}")
         files += inside if place.is_dir() else [place]
     if twice := [str(path) for path, count in Counter(path.resolve() for path in files).items() if count > 1]:
-        raise ValueError(f"{twice[0]} is named twice. Leave one out")
+        raise ValueError(f"{twice[0]} is named twice. Name it once")
     return files
 
 

@@ -175,14 +175,14 @@ class Proposals:
         if not trees:
             paths = ", ".join(file["path"] for file in self.files)
             raise ValueError(
-                f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or write it as they do."
+                f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or spell it as its trees do."
             )
         return trees
 
     def settings(self, scorer: TextScorer, tokenize: Tokenization | None = None) -> dict[str, Any]:
         """Options that results state; options of a search, and `tokenize`, are refused."""
         if tokenize:
-            raise ValueError("the words of proposals are those of their trees. Leave --tokenize out")
+            raise ValueError("the words of --proposals come from the trees. Leave --tokenize out")
         if scorer.num_beams is not None or scorer.search_options:
             raise ValueError("num_beams and the other options of a search do not apply to proposals. Leave them out")
         return {

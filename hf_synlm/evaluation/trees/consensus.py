@@ -193,7 +193,7 @@ def average_parses(runs: Mapping[str, Sequence[ParsedSentence]]) -> list[ParsedS
     """
     sizes = {name: len(parsed) for name, parsed in runs.items()}
     if len(set(sizes.values())) != 1:
-        raise ValueError(f"these runs cannot be averaged, because their numbers of sentences differ: {sizes}")
+        raise ValueError(f"these runs cannot be averaged, because they have different numbers of sentences: {sizes}")
     averaged = []
     for number, sentences in enumerate(zip(*runs.values(), strict=True), 1):
         answers = {name: sentence for name, sentence in zip(runs, sentences, strict=True) if sentence.hypotheses}

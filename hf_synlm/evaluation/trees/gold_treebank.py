@@ -178,7 +178,7 @@ def match_treebank(
     if len(parsed) != len(treebank.sentences):
         raise ValueError(
             f"{where}: {plural(len(parsed), 'sentence')}, but the treebank has {len(treebank.sentences)} "
-            f"({treebank.convention}). Give one line per sentence, a blank one where there is no tree"
+            f"({treebank.convention}). Give one line per sentence, and a blank line where there is no tree"
         )
     for number, (sentence, gold) in enumerate(zip(parsed, treebank.sentences, strict=True), start=1):
         if not sentence.words:

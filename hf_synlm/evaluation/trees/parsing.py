@@ -127,8 +127,8 @@ def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
     for start, end in spans:
         if not 0 <= start < end <= num_tokens:
             raise ValueError(
-                f"span ({start}, {end}) of the {what} does not fit into {plural(num_tokens, 'token')}: "
-                "spans are half-open and counted in the same tokens as the lengths"
+                f"span ({start}, {end}) of the {what} does not fit into {plural(num_tokens, 'token')}. Spans are "
+                "half-open, and count the same tokens as the lengths"
             )
 
 

@@ -41,7 +41,7 @@ class TrainingArguments:
     gradient_accumulation_steps: int = option(1, "Micro steps per optimizer step.", minimum=1)
     max_train_steps: int | None = option(
         None,
-        "Optimizer steps of the run. Without it, --num-train-epochs decides, or the run has 1000 steps. With both, "
+        "Optimizer steps of the run. By default, --num-train-epochs decides, or the run has 1000 steps. With both, "
         "the smaller number.",
         minimum=1,
     )
@@ -54,7 +54,7 @@ class TrainingArguments:
         "rate still follows --max-train-steps.",
         minimum=0,
     )
-    num_train_epochs: int = option(0, "Passes through the data; 0: --max-train-steps decides.", minimum=0)
+    num_train_epochs: int = option(0, "Passes through the data. With 0, --max-train-steps decides.", minimum=0)
     early_stopping_patience: int = option(
         0, "Keep the best model, and stop after this many evaluations without a better model. 0 never stops.", minimum=0
     )
@@ -64,41 +64,42 @@ class TrainingArguments:
     adam_epsilon: float = option(1e-6, "AdamW: term in the denominator.")
     adam_bias_correction: bool = option(True, "AdamW: use bias correction of the moments. GPST's authors do not.")
     weight_decay: float = option(0.0, "AdamW: weight decay of matrices. Biases and norms have none.", minimum=0)
-    max_grad_norm: float = option(1.0, "Clip gradients to this norm; 0 disables.", minimum=0)
+    max_grad_norm: float = option(1.0, "Clip gradients to this norm. 0 turns this off.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
         "linear", "Learning rate after the warm-up. linear and cosine decay to 0, constant does not decay."
     )
     warmup_ratio: float = option(0.01, "Warm-up as a share of all steps.")
-    num_warmup_steps: int | None = option(None, "Warm-up in steps; overrides the ratio.")
+    num_warmup_steps: int | None = option(None, "Warm-up in steps. It overrides --warmup-ratio.")
     gradient_checkpointing: bool = option(False, "Save memory: compute activations again in backward.")
     torch_compile: bool = option(False, "Compile the layers and the chart of GPST, or the LSTMs of RNNG and URNNG.")
     precision: Literal["float32", "tf32", "bf16"] | None = option(
         None,
         "Precision of training. 'tf32' is float32 with products in TF32, on a GPU. 'bf16' is autocast to bfloat16. "
-        "Without it, mixed_precision of accelerate decides. If that is no, a GPU uses tf32 and a CPU float32.",
+        "By default, mixed_precision of accelerate decides. If that is no, a GPU uses tf32 and a CPU float32.",
     )
     dataloader_num_workers: int | None = option(
         None,
-        "Processes that prepare batches, for each GPU. Default: 2 on a GPU. On a CPU 0: the program does it.",
+        "Processes that prepare batches, for each GPU. Default: 2 on a GPU. On a CPU it is 0, and the program "
+        "prepares them.",
         minimum=0,
     )
     profile: int = option(
         0, "After the first three steps, record this many steps with torch.profiler. 0 records none.", minimum=0
     )
     logging_steps: int = option(10, "Number of steps between logs of the losses.", minimum=1)
-    evaluation_steps: int = option(0, "Steps between evaluations; 0: only before and after training.", minimum=0)
+    evaluation_steps: int = option(0, "Steps between evaluations (0: only before and after training).", minimum=0)
     generation_steps: int = option(
-        0, "Steps between samples of generated sentences with their trees; 0 disables.", minimum=0
+        0, "Steps between samples of generated sentences with their trees. 0 turns this off.", minimum=0
     )
-    checkpointing_steps: int = option(0, "Steps between checkpoints; 0 disables.", minimum=0)
+    checkpointing_steps: int = option(0, "Steps between checkpoints. 0 turns this off.", minimum=0)
     checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.", minimum=1)
     keep_at_words: str | None = option(
         None,
-        "Numbers of words, such as 1M,2M. A run that has read so many since step 0 saves a checkpoint and keeps it.",
+        "Numbers of words, such as 1M,2M. When the run has read so many since step 0, it saves a checkpoint to keep.",
     )
     resume_from_checkpoint: str | None = option(
         None,
-        "Folder of a checkpoint, or 'latest' for the newest complete checkpoint. Without it, an unfinished run in "
+        "Folder of a checkpoint, or 'latest' for the newest complete checkpoint. By default, an unfinished run in "
         "the output folder is resumed, and a finished run is refused.",
     )
     with_tracking: bool = option(False, "Log to the trackers of --report-to.")
@@ -216,7 +217,7 @@ def check_overrides(config_class: type, overrides: Any, decided: Collection[str]
         if name not in types:
             raise ValueError(f"--config-overrides: {config_class.__name__} has no field {name!r}.")
         if name in decided:
-            raise ValueError(f"--config-overrides: {name} follows from the tokenizer and the data. Leave it out.")
+            raise ValueError(f"--config-overrides: {name} follows from tokenizer and data. Leave it out.")
         checked[name] = float(value) if types[name] is float and isinstance(value, int) else value
     return checked
 

@@ -27,8 +27,8 @@ class GPSTModelArguments(ModelArguments):
     )
     model_preset: str | None = option(
         None,
-        "Published size to start from: gpst-small or gpst-medium. Default: a size that fits device and text; with "
-        "--config-overrides or --model-name-or-path, also in --config: gpst-small.",
+        "Published size to start from: gpst-small or gpst-medium. By default, the size fits device and text. With "
+        "--config-overrides or --model-name-or-path (also in --config), it is gpst-small.",
     )
     document_end_token: bool = option(
         False, "End every document with the end token, so that the model learns when to stop."
@@ -49,7 +49,7 @@ class DataArguments(CorpusArguments):
     prepared: str | None = option(
         None,
         "Folder of prepared text. Missing parts are prepared from the text that you name. If you name no text, the "
-        "folder must be complete. Without this option, it is the folder 'text' in output_dir.",
+        "folder must be complete. By default, it is the folder 'text' in --output-dir.",
     )
     verify_prepared: bool = option(False, "Check the checksums of the prepared text, not only its file sizes.")
     max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
@@ -93,10 +93,10 @@ class EvaluationArguments:
         choices=list(PUNCTUATION),
     )
     max_tree_sentences: int | None = option(None, "Read only this many trees, from the beginning of a treebank.")
-    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.", minimum=0)
+    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation. 0 turns this off.", minimum=0)
     load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
     final_report: bool = option(
-        False, "At the end, compare the saved model with and without hf_synlm, parse with it and generate."
+        False, "At the end, compare the saved model with and without hf_synlm, parse and generate."
     )
 
     def complete(self, data: DataArguments) -> None:
@@ -120,7 +120,7 @@ class EvaluationArguments:
 class NGramArguments(CorpusArguments):
     """The text, and the longest n-grams."""
 
-    output_dir: str = option(MISSING, "Folder for the model; the prepared text lies in its folder 'text'.")
+    output_dir: str = option(MISSING, "Folder for the model. The prepared text lies in its folder 'text'.")
     order: int = option(3, "Number of tokens in the longest n-grams, from 2 to 5.")
     max_sentence_tokens: int | None = option(None, "Leave longer sentences out.", minimum=1)
 

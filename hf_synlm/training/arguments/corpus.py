@@ -45,7 +45,7 @@ class CorpusArguments:
     """Where text comes from and how it becomes token ids."""
 
     dataset_name: str | None = option(
-        None, "Data set of the Hub, or a folder. Without it and without files, the embedded corpus is read."
+        None, "Data set of the Hub, or a folder. If you name neither data set nor files, the embedded corpus is read."
     )
     dataset_config_name: str | None = option(None, "Configuration of the data set.")
     train_split: str = option("train", "Split to train on.")
@@ -54,8 +54,8 @@ class CorpusArguments:
     )
     num_validation_documents: int | None = option(
         None,
-        "If there is no validation text, take this many documents from the beginning of the training text. Without "
-        "it, the first tenth of the sentences is taken, at most 1,000.",
+        "If there is no validation text, take this many documents from the beginning of the training text. By "
+        "default, the first tenth of the sentences is taken, at most 1,000.",
         minimum=1,
     )
     train_files: list[str] = option(
@@ -69,13 +69,13 @@ class CorpusArguments:
     text_column: str = option("text", "Column of the text in data sets and tables.")
     rows: Literal["documents", "lines"] = option("documents", "What a row of a data set is. WikiText has lines.")
     streaming: bool = option(False, "Read the data set over the network, without storing it. The shards are the same.")
-    one_sentence_per_line: bool = option(False, "Lines are sentences; do not split them.")
+    one_sentence_per_line: bool = option(False, "Lines are sentences, so do not split lines.")
     language: str = option("en", "Language for sentence splitting (ISO 639).")
     drop_punctuation: bool = option(
         False, "Remove punctuation at word edges, as in grammar induction (Kim et al. 2019)."
     )
     tokenizer_name: str | None = option(
-        None, "Folder or Hub name of a tokenizer. Without it, a tokenizer is trained on the text."
+        None, "Folder or Hub name of a tokenizer. By default, a tokenizer is trained on the text."
     )
     tokenizer_type: Literal["bpe", "wordpiece"] = option("bpe", "Tokenizer to train.")
     tokenizer_vocab_size: int = option(8192, "Vocabulary size of the tokenizer to train.")
@@ -86,7 +86,7 @@ class CorpusArguments:
         """Check the values and name the files of the embedded corpus."""
         if is_saved_split(self.dataset_name) and self.train_split != "train":
             raise ValueError(
-                f"--train-split is {self.train_split!r}, but {self.dataset_name!r} is one split. Leave it out."
+                f"--train-split is {self.train_split!r}, but {self.dataset_name!r} has only one split. Leave it out."
             )
         if self.dataset_name is not None and self.train_files:
             raise ValueError("--dataset-name and --train-files are both given. Choose one source of text.")
@@ -172,8 +172,8 @@ class CorpusArguments:
         if count < 2:
             names = ", ".join(self.train_files) or self.dataset_name
             raise ValueError(
-                f"{names}: the text has {count or 'no'} sentence{'s' * (not count)}, and training and validation need "
-                "one each. Name a longer text, or --validation-files."
+                f"{names}: the text has {count or 'no'} sentence{'s' * (not count)}, but training and validation "
+                "need at least one each. Name a longer text, or --validation-files."
             )
         return max(1, count // 10)
 

@@ -37,7 +37,7 @@ class ModelArguments:
     )
     ignore_mismatched_sizes: bool = option(False, "Initialize weights of other shapes, such as a classifier.")
     trust_remote_code: bool = option(
-        False, "Run code of the model's repository. Models of this library do not need it."
+        False, "Run code of the model's repository. Models of this library do not need this."
     )
 
     def __post_init__(self):
@@ -57,10 +57,10 @@ class TableArguments:
     """Tables of examples: a data set, or files."""
 
     dataset_name: str | None = option(
-        None, "Data set of the Hub, or a folder. Without it and without files, a task of GLUE reads nyu-mll/glue."
+        None, "Data set of the Hub, or a folder. Without data set and files, a task of GLUE reads nyu-mll/glue."
     )
     dataset_config_name: str | None = option(
-        None, "Configuration of the data set, such as 3.0.0. A task of GLUE has its own."
+        None, "Configuration of the data set, such as 3.0.0. A task of GLUE needs none."
     )
     train_file: str | None = option(None, "File of examples instead of a data set, in json(l), csv, tsv or parquet.")
     validation_file: str | None = option(None, "Validation file (for MNLI, the matched part).")
@@ -106,9 +106,9 @@ class GlueArguments(TableArguments):
         if self.task_name != "mnli":
             refuse(self, "validation_mismatched_file", "which belongs to --task-name mnli")
         if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
-            raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file too.")
+            raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file, too.")
         if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
-            raise ValueError("--text-columns names one or two columns of a table of your own. Leave it out.")
+            raise ValueError("--text-columns names one or two columns of your own table. Leave it out.")
 
     def describe(self) -> str:
         """One sentence for the model card."""
@@ -129,11 +129,11 @@ class SummaryArguments(TableArguments):
 
     test_file: str | None = option(None, "File to summarize with the final model (default: the validation file).")
     text_column: str | None = option(
-        None, f"Column of the documents. Without it, the column has one of these names: {', '.join(TEXT_COLUMNS)}."
+        None, f"Column of the documents. By default, the column has one of these names: {', '.join(TEXT_COLUMNS)}."
     )
     summary_column: str | None = option(
         None,
-        "Column of the summaries (a text, or a list of references). Without it, the column has one of these names: "
+        "Column of the summaries (a text, or a list of references). By default, the column has one of these names: "
         f"{', '.join(SUMMARY_COLUMNS)}.",
     )
     max_source_length: int = option(900, "Documents are cut to this many tokens.", minimum=1)
@@ -153,11 +153,11 @@ class SummaryArguments(TableArguments):
         if self.train_file is None and self.dataset_name is None:
             raise ValueError("Training data are missing. Pass --dataset-name, or --train-file and --validation-file.")
         if self.train_file is not None and self.validation_file is None:
-            raise ValueError("--train-file needs a --validation-file, by which the best model is chosen.")
+            raise ValueError("--train-file needs a --validation-file to choose the best model.")
         if self.train_file is not None:
             self.dataset_name = self.dataset_config_name = None
         if not self.prompt.strip():
-            raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
+            raise ValueError("prompt is empty, but the model needs a mark where the summary begins. Give a prompt.")
 
     def file(self, part: str) -> str | None:
         """File of `train`, `validation` or `test`; `None`: the split of the data set."""
@@ -229,7 +229,7 @@ class InductionArguments:
     max_tree_words: int | None = option(None, "Score only sentences of at most this many words (WSJ10: 10).", minimum=1)
     methods: list[str] = option(list(METHODS), "Tree types to score at the end.", choices=list(METHODS))
     selection_method: str = option(
-        "inside", "Tree type scored during training; its sentence F1 chooses the best model.", choices=list(METHODS)
+        "inside", "Tree type scored during training. Its sentence F1 chooses the best model.", choices=list(METHODS)
     )
     search_num_beams: int = option(20, "Beam of left-to-right parsing.", minimum=1)
 

@@ -43,7 +43,7 @@ class DependencyArguments:
         None, "Trees to make of dependencies: 'flat' (default), or binary by 'left-first' or 'right-first'."
     )
     tree_labels: Labels | None = option(
-        None, "Labels of constituents made of dependencies. They are 'upos' (default), the relation 'deprel', or 'X'."
+        None, "Label constituents of dependencies by 'upos' (default), by the relation 'deprel', or 'X'."
     )
     tree_tokens: Tokens | None = option(
         None, "'surface' (default) counts a multiword token (German im) as one word, 'syntactic' as several."
@@ -82,7 +82,7 @@ class SentenceFileArguments(DependencyArguments):
     )
     lemma_separator: str | None = option(None, "Character between word and lemma, if leaves hold both.")
     tokenizer_name: str | None = option(
-        None, "Folder or Hub name of a tokenizer. Without it, one is made from the words."
+        None, "Folder or Hub name of a tokenizer. By default, a tokenizer is made from the words."
     )
     tokenizer_vocab_size: int | None = option(None, VOCAB_SIZE)
     tokenizer_min_frequency: int = option(1, MIN_FREQUENCY, minimum=1)
@@ -103,7 +103,7 @@ class SentenceFileArguments(DependencyArguments):
         resolve_files(self, train_files="trees.train.txt", validation_files="trees.valid.txt")
         resolve_files(self, test_files="trees.test.txt")
         if not self.train_files:
-            raise ValueError("--train-files are not set, but other files are. Pass --train-files, or leave all out.")
+            raise ValueError("--train-files are not set, but other files are. Pass --train-files, or no files.")
         if not self.validation_files:
             raise ValueError("--validation-files are not set. Pass files that are not trained on.")
 

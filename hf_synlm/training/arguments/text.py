@@ -40,13 +40,13 @@ class TextDataArguments(BatchedFileArguments):
         "no punctuation. 'words-only' drops leaves whose tag is punctuation, $ or #. 'none' changes nothing.",
     )
     max_sentence_words: int | None = option(
-        None, "Leave out sentences with more words, counted after preprocessing.", minimum=1
+        None, "Most words of a sentence after preprocessing. Longer sentences are left out.", minimum=1
     )
     tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
     max_batch_tokens: int = option(5000, "Tokens of the largest micro batch of sentences, with padding.", minimum=1)
     test_batch_size: int | None = option(
         None,
-        "Rows or sentences in the evaluation of the test files. Without it, --per-device-eval-batch-size counts. In "
+        "Rows or sentences in the evaluation of the test files. By default, --per-device-eval-batch-size counts. In "
         "a stream of one row, every token is predicted from all tokens before it.",
         minimum=1,
     )
@@ -149,13 +149,13 @@ class ParsingArguments:
     """Which trees are compared with the induced ones, and how."""
 
     parsing_files: list[str] = option(
-        [], "Treebanks to parse after every epoch. Without it, the validation files are parsed if they are treebanks."
+        [], "Treebanks to parse after every epoch. By default, the validation files are parsed if they are treebanks."
     )
     final_parsing_files: list[str] = option(
-        [], "Treebanks that the final model parses. Without it, the test files are parsed if they are treebanks."
+        [], "Treebanks that the final model parses. By default, the test files are parsed if they are treebanks."
     )
     parsing_preprocessing: Preprocessing | None = option(
-        None, "Preprocessing of the trees to parse. Without it, --preprocessing counts."
+        None, "Preprocessing of the trees to parse. By default, --preprocessing counts."
     )
     parsing_max_words: int | None = option(
         None,
@@ -192,7 +192,7 @@ class ParsingArguments:
         self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
         if self.final_report and not self.report_files:
             raise ValueError(
-                "--final-report needs trees to parse. Set --final-parsing-files, or turn it off: --final-report false."
+                "--final-report needs trees to parse. Set --final-parsing-files, or pass --final-report false."
             )
 
     @property
@@ -254,11 +254,11 @@ class RecurrentTrainingArguments(TrainingArguments):
     """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
 
     per_device_train_batch_size: int = option(
-        8, "Rows of the stream per process. Without a stream, the most sentences per process.", minimum=1
+        8, "Rows of the stream per process, or most sentences of a batch per process.", minimum=1
     )
     per_device_eval_batch_size: int = option(
         8,
-        "Rows of the stream in evaluation, over all processes. Without a stream, the most sentences per process.",
+        "Rows of the stream in evaluation, over all processes, or most sentences of a batch per process.",
         minimum=1,
     )
     without_layers = "gradient_checkpointing torch_compile"
@@ -305,7 +305,7 @@ class PCFGDataArguments(TextDataArguments):
     """Files of text or trees; the words become tokens. Sentences of one word are left out: no grammar has them."""
 
     max_sentence_words: int | None = option(
-        40, "Leave out sentences with more words, counted after preprocessing.", minimum=1
+        40, "Most words of a sentence after preprocessing. Longer sentences are left out.", minimum=1
     )
     tokenizer_vocab_size: int | None = option(
         10_000, "Largest number of token ids, with special tokens and classes of unknown words."
@@ -327,7 +327,7 @@ class CurriculumArguments:
     """Short sentences first."""
 
     curriculum_words: int = option(30, "Most words of a sentence in the first epoch. 0 sets no limit.", minimum=0)
-    curriculum_growth: int = option(1, "By how many words --curriculum-words grows in each epoch.", minimum=0)
+    curriculum_growth: int = option(1, "Number of words that every epoch adds to --curriculum-words.", minimum=0)
 
     def __post_init__(self):
         """Check the values."""
@@ -341,11 +341,11 @@ class PCFGTrainingArguments(TrainingArguments):
 
     per_device_train_batch_size: int = option(4, "Sentences per process and micro step.", minimum=1)
     per_device_eval_batch_size: int = option(32, "Sentences per process in evaluation.", minimum=1)
-    num_train_epochs: int = option(10, "Passes through the data; 0: --max-train-steps decides.", minimum=0)
+    num_train_epochs: int = option(10, "Passes through the data. With 0, --max-train-steps decides.", minimum=0)
     learning_rate: float = option(1e-3, "Adam: learning rate.", minimum=0)
     adam_beta1: float = option(0.75, "Adam: decay of the first moment.")
     adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
-    max_grad_norm: float = option(3.0, "Clip gradients to this norm; 0 disables.", minimum=0)
+    max_grad_norm: float = option(3.0, "Clip gradients to this norm. 0 turns this off.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
         "constant", "Learning rate after the warm-up. linear and cosine decay to 0, constant does not decay."
     )

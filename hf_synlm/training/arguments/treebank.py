@@ -38,11 +38,11 @@ class TreeDataArguments(BatchedFileArguments):
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     tokenizer_byte_fallback: bool = option(
         False,
-        "For 'bpe', add 256 tokens for bytes. They spell characters that the sentences lack. Then no word is unknown.",
+        "For 'bpe', add 256 tokens for bytes, which spell characters that the sentences lack. Then no word is unknown.",
     )
     unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
     max_batch_actions: int = option(
-        26000, "Largest micro batch, as the number of sentences times the most actions of one.", minimum=1
+        26000, "Largest micro batch, as sentences times actions of the longest sentence.", minimum=1
     )
     preprocessing_num_workers: int | None = option(None, "Processes that encode trees.")
 
@@ -94,8 +94,8 @@ class EvaluationArguments:
     )
     report_punctuation: list[str] = option(
         ["ignore"],
-        "How the final report treats punctuation. Name one or more of these. Give 'keep' if the tags are not those "
-        "of the Penn Treebank. Each has its own baselines.",
+        "How the final report treats punctuation. Name one or more of these. Give 'keep' if the tags are not Penn "
+        "Treebank tags. Each has its own baselines.",
         choices=list(PUNCTUATION),
     )
 
@@ -144,9 +144,9 @@ class TreeLMModelArguments(ModelArguments):
         "are trained in full. The saved model is an adapter of the backbone.",
         minimum=1,
     )
-    lora_alpha: int | None = option(None, "Scale of LoRA. Without it, the scale is twice the rank.", minimum=1)
+    lora_alpha: int | None = option(None, "Scale of LoRA. By default, the scale is twice the rank.", minimum=1)
     lora_target_modules: list[str] | None = option(
-        None, "Layers of the backbone that get LoRA, such as q_proj v_proj. Without it, all linear layers do."
+        None, "Layers of the backbone that get LoRA, such as q_proj v_proj. By default, all linear layers get LoRA."
     )
 
     def __post_init__(self):
@@ -159,8 +159,8 @@ class TreeLMModelArguments(ModelArguments):
         if self.backbone_name is not None:
             if self.backbone is None or is_folder(self.backbone_name):
                 raise ValueError(
-                    f"--backbone-name {self.backbone_name!r} is given without --backbone FOLDER, whose name on the "
-                    "Hub it is."
+                    f"--backbone-name {self.backbone_name!r} is the name of a backbone on the Hub and needs "
+                    "--backbone FOLDER. Pass both, or neither."
                 )
 
 
@@ -259,11 +259,11 @@ class SpanDataArguments(BatchedFileArguments):
     """Treebanks, how often each is read, and the size of batches."""
 
     train_weights: list[float] = option(
-        [], "How often an epoch reads each of --train-files, such as 3 1 0.35. Without it, each file is read once."
+        [], "How often an epoch reads each of --train-files, such as 3 1 0.35. By default, each file is read once."
     )
     max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.", minimum=1)
     evaluation_sentences: int | None = option(
-        None, "Number of sentences to read from each of --validation-files. Without it, all are read.", minimum=1
+        None, "Number of sentences to read from each of --validation-files. By default, all are read.", minimum=1
     )
 
     def __post_init__(self):
@@ -303,7 +303,7 @@ class TreebankPCFGArguments(SentenceFileArguments):
         """Check the values."""
         super().__post_init__()
         if not 0 < self.lexicon_smoothing < math.inf:
-            raise ValueError(f"--lexicon-smoothing is {self.lexicon_smoothing}: it must be finite and above 0.")
+            raise ValueError(f"--lexicon-smoothing is {self.lexicon_smoothing} and must be finite and above 0.")
         if Path(self.output_dir).exists() and not self.overwrite_output_dir:
             raise ValueError(
                 f"{self.output_dir!r} exists. Choose another --output-dir, or pass --overwrite-output-dir."

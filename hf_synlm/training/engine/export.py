@@ -43,7 +43,7 @@ def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     settings = read_json(folder / STATE_FILE)["settings"]
     values, remedy = settings["config"], f"Let its run end, by its command with --resume-from-checkpoint {folder}."
     if not (folder / WEIGHTS_FILE).is_file():
-        raise ValueError(f"{folder} has no {WEIGHTS_FILE}, but parts of its weights. {remedy}")
+        raise ValueError(f"{folder} has no {WEIGHTS_FILE}, only shards of the weights. {remedy}")
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[values["model_type"]].from_dict(values))
     missing, others = load_weights(model, str(folder / WEIGHTS_FILE), strict=False)
     others = [name for name in others if not name.startswith("inference_network.")]  # URNNG's, of training alone
@@ -65,7 +65,7 @@ def _tokenizer_of(output_dir: Path, fingerprint: str) -> PreTrainedTokenizerBase
         tokenizer = load_tokenizer(place)
         if tokenizer_hash(tokenizer) == fingerprint:
             return tokenizer
-    raise ValueError(f"the tokenizer of the run in {output_dir} is not found: its files have moved or changed")
+    raise ValueError(f"the tokenizer of the run in {output_dir} is not found, because its files have moved or changed")
 
 
 def hub_facts(base_model: str | None, dataset: str | None = None) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class ModelAndDataArguments(DependencyArguments):
         None, "Fields of the configuration of a new model. Write key=value,key=value or a JSON object."
     )
     tokenizer_name: str | None = option(
-        None, "Tokenizer of a new model, with an end token. Without it, one of word pieces is made from the trees."
+        None, "Tokenizer of a new model, with an end token. By default, a tokenizer of word pieces is made."
     )
     tokenizer_vocab_size: int = option(2000, "Size of the vocabulary of pieces that a new model gets.", minimum=1)
     train_files: list[str] = option([EMBEDDED], "Treebanks to train on (default: the embedded one).")

@@ -236,7 +236,7 @@ def test_one_word_is_no_sentence(name: str) -> None:
     both, one = (model(ids[rows], attention_mask=mask[rows], labels=labels[rows]) for rows in ([0, 1], [1]))
     torch.testing.assert_close(both.loss, one.loss)
     assert both.joint_log_prob.isneginf().tolist() == [True, False]
-    with pytest.raises(ValueError, match="No sentence of the batch counts: all have one word, or labels of -100"):
+    with pytest.raises(ValueError, match="No sentence counts, because all have one word or labels of -100"):
         model(ids[:1, :1], labels=ids[:1, :1])
 
 
@@ -400,7 +400,7 @@ REFUSED_BY_PARSE: list[tuple[dict[str, Any], str]] = [
     ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2. Give 1"),
     ({"num_return_sequences": 0, "method": "sample"}, "num_return_sequences is 0. Give 1"),
     ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, r"word_ends has shape \(1, 2\), input_ids \(1, 3\)"),
-    ({"word_ends": torch.tensor([[True, False, True]])}, "word_ends.*the grammar is over words. Use its tokenizer"),
+    ({"word_ends": torch.tensor([[True, False, True]])}, "several tokens.*grammar is over words. Use its tokenizer"),
 ]
 
 
