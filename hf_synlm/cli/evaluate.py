@@ -357,13 +357,19 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
     import pandas
 
     rows = list(read_rows(path, "tsv"))
-    names = score or [name for name in rows[0] if name.startswith("surprisal_")][:1] or ["surprisal_bits"]
+    measured = [name for name in rows[0] if name.startswith("surprisal_")] or ["surprisal_bits"]
+    # Of several models, the first one's numbers stand in a column with its name, too.
+    named = [name for name in measured[1:] if all(row[name] == row[measured[0]] for row in rows)]
+    names = score or (named or measured)[:1]
     need_columns(
         path,
         rows,
         [*names, x, *([by] if by else []), "item", "sentence_id"],
-        "Name them by --x, --by, --score. `synlm surprisal` writes item and sentence_id.",
+        "Name them by --x (word_id: the words of a sentence in order), --by, --score. `synlm surprisal` writes item "
+        "and sentence_id.",
     )
+    if not score and measured[1:]:
+        outputs.say(f"drawn: {names[0]}. --score chooses another of {', '.join(measured)}")
     table = pandas.DataFrame(rows).assign(own=lambda rows: rows.get("file", "") + rows["item"])
     places, drawn, titles = list(table[x].unique()), dict[str, list[tuple[float, float]]](), list[str]()
     for name in names:

@@ -28,7 +28,9 @@ _CONVENTION = (
     "What counts: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as the "
     "program EVALB counts them, exactly if --trees have tags."
 )
-Limit = Annotated[int | None, typer.Option(min=1, help="Number of sentences to score, from the first on.")]
+# How differences are tested by conventions of unlabeled F1, and by EVALB.
+_TESTS = "paired permutations of sentences, p not corrected for the number of tests", "none by evalb"
+Limit = Annotated[int | None, typer.Option(min=1, help="Score at most this many first sentences.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,7 +228,7 @@ def _tabulate(
     cases: Sequence[_Case], models: Sequence[str], parsing: options.ParsingByModels, data: dict[str, Any]
 ) -> EvaluationResult:
     """Score models, or the trees of files, by several conventions; each model is loaded once, and parses once."""
-    from hf_synlm.evaluation.trees.treebank_reports import report_conventions
+    from hf_synlm.evaluation.trees.treebank_reports import lacks_labels, report_conventions
 
     if parsing.cache is not None and len(models) > 1:
         raise ValueError(f"--cache {parsing.cache} holds trees of one model. Leave it out, or give one --model")
@@ -254,6 +256,10 @@ def _tabulate(
     if models and not methods:
         raise ValueError("no model gives trees with labels. Score their trees unlabeled (--unlabeled)")
     outputs.leave_output_to_first_process()
+    for case in cases:
+        for name in [name for name, run in case.runs.items() if lacks_labels(run, case.rule)]:
+            outputs.say(f"evalb: {name} has trees without labels and no score (--unlabeled)")
+            del case.runs[name]
     names = list(dict.fromkeys(name for case in cases for name in case.runs))
     last = [Path(name).absolute().name for name in names]
     short = dict(zip(names, last if len(set(last)) == len(names) else names, strict=True))
@@ -267,7 +273,9 @@ def _tabulate(
     rules = [case.counting.describe(case.rule, case.bank) for case in cases]
     tables["conventions"] = [{**rule, "convention": rule["convention"].partition(":")[0]} for rule in rules]
     counted = "; ".join(rule["convention"] for rule in rules)
-    settings = {"unit": "percent", "convention": counted, "parse_option": parsing.parse_option, "seed": parsing.seed}
+    tests = dict.fromkeys(_TESTS[isinstance(case.rule, EvalbParameters)] for case in cases)
+    settings: dict[str, Any] = {"unit": "percent", "convention": counted, "tests of differences": "; ".join(tests)}
+    settings |= {"parse_option": parsing.parse_option, "seed": parsing.seed}
     model_of = {"name": ", ".join(short.values()), "models": described}
     return EvaluationResult("parsing by conventions", scores, model_of, settings, data, tables)
 

@@ -24,7 +24,7 @@ import pyarrow.parquet
 from hf_synlm.data.brackets import begins_with_tree
 from hf_synlm.data.files import file_sha256
 from hf_synlm.data.punctuation import check_tags, keep_words
-from hf_synlm.data.text import errors_at, open_text, open_unpacked, read_separated
+from hf_synlm.data.text import errors_at, open_text, read_separated
 from hf_synlm.data.treebank import count_tags, read_treebank
 from hf_synlm.trees.spans import check_words
 
@@ -86,22 +86,22 @@ class TextFiles(TextSource):
     def lines(self, counts: Counter[str]) -> Iterator[str]:
         """Lines of all files."""
         for path in self.paths:
-            self._check_beginning(path)
-            yield from self._read(path, counts)
+            with errors_at(path):  # UTF-16 that is cut off cannot be decoded
+                self._check_beginning(path)
+                yield from self._read(path, counts)
             yield ""
 
     def _check_beginning(self, path: str) -> None:
         """Raise ValueError for files of another kind."""
-        with open_unpacked(path) as file:
+        with _open(path) as file:
             beginning = file.read(200)
-        is_wide = self.kind != "parquet" and 3 * beginning.count(0) > len(beginning)  # UTF-16 without its mark
-        if beginning.startswith((b"\xff\xfe", b"\xfe\xff")) or is_wide:
-            raise ValueError(f"{path} is UTF-16. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
-        if self.kind == "text" and begins_with_tree(beginning.decode("latin-1")):
+        if self.kind != "parquet" and 3 * beginning.count("\0") > len(beginning):
+            raise ValueError(f"{path} is UTF-16 without its mark. Convert: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
+        if self.kind == "text" and begins_with_tree(beginning):
             raise ValueError(
                 f"{path} begins with a tree. Give its words as text, or the file to an option such as --train-trees."
             )
-        if beginning.startswith(b"PAR1") and self.kind != "parquet":
+        if beginning.startswith("PAR1") and self.kind != "parquet":
             raise ValueError(f"{path} is Parquet. Give it a name that ends in .parquet.")
 
     def _read(self, path: str, counts: Counter[str]) -> Iterator[str]:
@@ -126,7 +126,7 @@ def _lines(file: TextIO, counts: Counter[str]) -> Iterator[str]:
 
 
 def _no_text(column: str, where: str, kind: Any) -> ValueError:
-    return ValueError(f"column {column!r} of {where} holds {kind}, not text. Name another column with --text-column.")
+    return ValueError(f"{where}: column {column!r} holds {kind}, not text. Name another column with --text-column.")
 
 
 def _no_column(column: str, where: str, names: Iterable[str]) -> ValueError:

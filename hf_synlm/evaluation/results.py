@@ -115,6 +115,8 @@ class EvaluationResult:
 
     def to_markdown(self, max_rows: int | None = None, file: PathLike | None = None) -> str:
         """The scores and tables for a reader, with what they depend on. `max_rows` cuts tables; `file` has all."""
+        in_table = self.task == "parsing by conventions"  # the scores; it is what was asked for, and not cut
+        max_rows = None if in_table else max_rows
         shown = {**self.options, **{key: value for key, value in self.data.items() if isinstance(value, int)}}
         parts = [
             f"# {self.task}: {self.model.get('name', '')}",
@@ -124,7 +126,7 @@ class EvaluationResult:
                 for key, value in shown.items()
                 if value is not None
             ),
-            markdown_table([{"score": name, "value": value} for name, value in self.scores.items()]),
+            "" if in_table else markdown_table([{"score": k, "value": value} for k, value in self.scores.items()]),
             *(f"## {title}\n\n{_cut_table(rows, max_rows, file)}" for title, rows in self.tables.items() if rows),
             ", ".join(f"{key} {value}" for key, value in self.versions.items()),
         ]

@@ -418,6 +418,15 @@ def test_a_row_that_repeats_the_one_before_is_told(models, tmp_path, capsys, cap
     assert "row 3 repeats the row before (1 such)" in caplog.text
 
 
+def test_items_that_were_pasted_twice_are_named_by_their_rows(tmp_path):
+    """Of all conditions, also where they stand row by row; --sentence-column item takes them as they are."""
+    rows = [f"1\t{kind}\t{n}\t{word}" for kind in "ab" for n, word in enumerate("we ask".split())]
+    for order, said in ((rows + rows, "4 rows (5 to 8)"), (rows[:2] * 2 + rows[2:] * 2, "4 rows (3 to 4, 7 to 8)")):
+        (tmp_path / "a.tsv").write_text("\n".join(["item\tcondition\tregion\tword", *order]))
+        refused(f"{re.escape(said)} repeat rows before", read_items, tmp_path / "a.tsv", word_column="word")
+    assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column="item")) == 2
+
+
 REGIONS = [
     ("1", "garden", "np", "We ask"),
     ("1", "garden", "pp", "for peace"),
@@ -444,6 +453,17 @@ def test_the_figure_of_a_table_sums_surprisal_and_averages_other_measures(tmp_pa
         "file\titem\tsentence_id\tcondition\tregion\tsurprisal_bits\tentropy_bits\n"
         "a\t1\t1\tx\tnp\t1\t4\na\t1\t1\tx\tnp\t2\t6\na\t1\t2\tx\tnp\t5\t1\na\t1\t2\tx\tpp\t7\t\nb\t1\t3\tx\tnp\t8\t3\n"
     )
+    columns = "item sentence_id word_id surprisal_bits surprisal_bits_a surprisal_bits_b"
+    (tmp_path / "b.tsv").write_text("\t".join(columns.split()) + "\n1\t1\t1\t2\t2\t3\n")
+    plot = ["evaluate", "plot", str(tmp_path / "b.tsv"), "--out", str(tmp_path / "b.svg"), "--x"]
+    assert main([*plot, "word_id"]) == 0
+    assert (
+        "drawn: surprisal_bits_a. --score chooses another of surprisal_bits, surprisal_bits_a,"
+        in capsys.readouterr().err
+    )
+    assert "sum of surprisal_bits_a per word_id" in "".join(ElementTree.parse(tmp_path / "b.svg").getroot().itertext())
+    assert "no column 'region'" in (message := fail(capsys, *plot, "region", "--overwrite"))
+    assert "--x (word_id: the words of a sentence in order)" in message
     scores = ("--score", "surprisal_bits", "--score", "entropy_bits")
     title, lines = lines_of(monkeypatch, capsys, tmp_path / "a.tsv", "condition", "region", *scores)
     assert title == "sum of surprisal_bits per region\nmean of entropy_bits per region"
@@ -556,7 +576,7 @@ TWO_TEXTS = [("the cat", "slept"), ("a dog in town", "barked")]
     [
         ("type\tregion", "ab", "where 'type' changes inside an item, 'region' begins anew, as in '1'"),
         ("part\ttype", "ab", "where 'type' changes inside an item, 'part' begins anew, as in '1'"),
-        ("region", "", "'region' begins anew inside item '1', with 'n1'. If each part .* add a column condition"),
+        ("region", "", "'region' begins anew inside item '1', with 'n1'. If each part .* in a column condition"),
         ("word_id", "", "'word_id' begins anew inside item '1', with 'n1'"),
     ],
 )

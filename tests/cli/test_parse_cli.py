@@ -615,8 +615,8 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
     assert [row["systems"] for row in tested][0] == ", ".join(short) and len(tested) == 3
     both = (files / "on_lstm.gpst.mrg", files / "rnng.gpst.mrg")
     run(capsys, "evaluate", "compare", *both, *bank, "--out", out, "--overwrite")
-    assert {name: tested[0][name] for name in ("first", "second", "difference", "p")} == {
-        name: load_result(out).scores[name] for name in ("first", "second", "difference", "p")
+    assert {name: tested[0][name] for name in ("first", "second", "second - first", "p")} == {
+        name: load_result(out).scores[name] for name in ("first", "second", "second - first", "p")
     }
     assert result.tables["conventions"][0]["punctuation"] == "punctuation removed before parsing"
     assert [row["convention"] for row in result.tables["conventions"]] == [*list(conventions)[:2], "evalb, COLLINS.prm"]
@@ -641,14 +641,20 @@ def test_a_table_of_models_without_labels_and_of_files(saved_models, files, caps
     assert "no model gives trees with labels" in fail(capsys, *command, *pair, "--convention", "evalb")
     rows = result.tables["differences of sentence F1 (%)"]  # of means over sentences and over the corpus the same
     assert [row["convention"] for row in rows] == ["compound-pcfg, compound-pcfg-corpus"] * 3
-    assert all(row["difference"] == round(row["second"] - row["first"], 2) for row in rows)
+    assert all(row["second - first"] == round(row["second"] - row["first"], 2) for row in rows)
     run(capsys, *command, *trees, *two, "--out", out, "--overwrite")
     assert list(load_result(out).scores.values()) == [v for k, v in result.scores.items() if not k.startswith("evalb")]
     latex = run(capsys, *command, *trees, *two, "--format", "latex")
     begin = "% F1 (%)\n\\begin{tabular}{lrr}\n\\toprule\ntrees & compound-pcfg & compound-pcfg-corpus \\\\\n"
     right = f"right branching & {result.scores['compound-pcfg right branching']:.2f} & "
     assert latex.startswith(begin) and latex.count("\\end{tabular}") == 3 and right in latex
-    assert "need --convention evalb" in fail(capsys, *command, *trees, *two, "--unlabeled")
+    assert "belong to --convention evalb" in fail(capsys, *command, *trees, *two, "--unlabeled")
+    labeled = (*trees, *two, "--convention", "evalb", "--punctuation", "remove")
+    assert main(list(map(str, (*command, *labeled, "--out", out, "--overwrite")))) == 0
+    said, again = capsys.readouterr(), load_result(out)
+    assert f"evalb: {files / 'on_lstm.mrg'} has trees without labels and no score" in said.err
+    assert [name for name in again.scores if name.startswith("evalb")] == ["evalb rnng.mrg"]
+    assert "| score |" not in said.out and "p not corrected for the number of tests; none by evalb" in said.out
     trees[1].write_text("(We ask)\n", encoding="utf-8")
     assert "1 sentence, but the treebank has 12" in fail(capsys, *command, *trees, *two)
 
@@ -710,14 +716,14 @@ def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
     gold = "".join(f"(S (NP (PRP We)) (VP (VBP ask)) (. {mark}))\n" for mark in "..")
     (files / "marks.mrg").write_text(gold, encoding="utf-8")
     for style, given, remedy in (
-        ("(We ask)\n", ("--convention", "evalb"), "lack punctuation: add --punctuation remove and --unlabeled"),
+        ("(We ask)\n", ("--convention", "evalb"), "lack punctuation: add --punctuation remove and --unlabeled. That"),
         ("(S (NP We) (VP ask))\n", ("--punctuation", "keep"), "lack punctuation: add --punctuation remove"),
         ("(We (ask .))\n", (), "have punctuation: add --punctuation keep"),
     ):
         (files / "other.txt").write_text(style * 2, encoding="utf-8")
         scored = ("evaluate", "parsing", "--treebank", files / "marks.mrg", "--trees", files / "other.txt")
         assert f"The trees {remedy}" in fail(capsys, *scored, *given)
-        asked = remedy.split(": add ")[1].replace("and ", "").split()
+        asked = remedy.partition(".")[0].split(": add ")[1].replace("and ", "").split()
         run(capsys, *scored, *(given if "evalb" in given else ()), *asked)
     assert "give either --model" in fail(capsys, *command)
     assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved_models / "gpst")

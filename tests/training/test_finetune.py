@@ -492,11 +492,17 @@ def test_bad_weights_of_the_objective(models: Path, files: dict[str, str], tmp_p
         run("glue", models / "gpt2", files, tmp_path / "out", "--objective-weight", "0")
 
 
-def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path: Path) -> None:
+def test_bad_tables_of_glue_are_refused(
+    models: Path, files: dict[str, str], tmp_path: Path, capsys, monkeypatch
+) -> None:
+    """Before the model is loaded."""
+    monkeypatch.setattr(finetune_glue.GlueRecipe, "_load_classifier", None)
+
     def fails(rows: list[dict[str, Any]], match: str, task: str = "cola") -> None:
         path = write_rows(tmp_path / "bad.jsonl", rows)
         flags = ("--task-name", task, "--train-file", path, "--validation-file", path, "--overwrite-output-dir")
         refused(match, run, "glue", models / "gpt2", files, tmp_path / "out", *flags)
+        assert f"--validation-file: {path} is trained on, too" in capsys.readouterr().err
         assert not (tmp_path / "out" / "all_results.json").exists()
 
     fails([{"text": "a", "label": 1}], "bad.jsonl.*'sentence'.*text, label")

@@ -462,11 +462,12 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "Text.".encode("utf-16"), "is UTF-16. Convert it: iconv"),
-        ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16. Convert it: iconv"),
-        ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed. Unpack it first"),
+        ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16 without its mark. Convert: iconv"),
+        ("a.txt", "(S (NN cat))".encode("utf-16"), "a.txt begins with a tree"),
+        ("a.txt", "Text.".encode("utf-16")[:-1], "a.txt: 'utf-16-le' codec can't decode byte"),
+        ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed: unpack it first"),
         ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text-column to one of \['body'\]"),
-        ("a.jsonl", '{"text": 7}', "column 'text' of .* holds int, not text"),
+        ("a.jsonl", '{"text": 7}', "a.jsonl: column 'text' holds int, not text"),
         ("a.json", '[{"text": "x"}', "a.json is not JSON"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
         ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give its words as text, or"),
@@ -487,9 +488,13 @@ def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenize
     assert text.train.num_documents == 1
 
 
-def test_a_bracket_may_begin_a_text(tmp_path):
-    path = write(tmp_path / "a.txt", "(I (really do) think that the people agree .)")
-    assert list(TextFiles([path]).lines(Counter())) == ["(I (really do) think that the people agree .)", ""]
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_bracket_may_begin_a_text(tmp_path, encoding):
+    text = "(I (really do) think that the people agree .)"
+    path = write(tmp_path / "a.txt", text.encode(encoding))
+    assert list(TextFiles([path]).lines(Counter())) == [text, ""]
+    path = write(tmp_path / "a.jsonl", json.dumps({"text": text}).encode(encoding))
+    assert list(sources.JSONFiles([path], "text", True).lines(Counter())) == [text, "", ""]
 
 
 def test_bytes_that_are_not_utf_8_do_not_stop_a_run(tmp_path, tokenizer_folder):
@@ -577,23 +582,6 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
         write(out / "train" / shards.INDEX_FILE, "{}") if index else None
         message = f"^{out}/train .*format 1, .* run python training/prepare_text.py --output-dir"
         refused(f"{message} {out} ", prepare, arguments, out)
-
-
-def test_text_that_changes_meanwhile_leaves_no_corpus(tmp_path, tokenizer_folder, small_blocks, monkeypatch):
-    """Neither an index, nor shards that a second run would keep."""
-    arguments = same_text(write(tmp_path / "text.txt", SHORT), tokenizer_folder)
-    out, encode = tmp_path / "out", shards._encode
-
-    def change(*args, **options):
-        write(tmp_path / "text.txt", f"{SHORT}More.")
-        return encode(*args, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(shards, "_encode", change)
-        refused("out/train changed while it was prepared: sources.0.files.0.bytes", prepare, arguments, out)
-    assert not (out / "train" / shards.INDEX_FILE).exists() and not list(out.glob("*/shard_*"))
-    text = prepare(arguments, out)
-    assert text.train.fingerprint() == prepare(arguments, tmp_path / "straight").train.fingerprint()
 
 
 def test_finished_folder_without_text(prepared, tmp_path):

@@ -66,7 +66,8 @@ def of_text(folder: Path, *sentences: str) -> tuple[str, ...]:
 # ---------------------------------------------------------------------------------------------- runs
 @pytest.mark.parametrize("kind", list(GRAMMARS))
 def test_every_grammar_learns(kind: str, run: Run, tmp_path: Path) -> None:
-    found = run(tmp_path / "out", "--max-train-steps", "12", "--num-train-epochs", "2", grammar=GRAMMARS[kind])
+    found = run(tmp_path / "out", "--max-train-steps", "13", "--num-train-epochs", "2", grammar=GRAMMARS[kind])
+    assert "12 steps: --num-train-epochs 2 ends before --max-train-steps 13" in found["stdout"]
     first, *_, last = found["evaluations"]
     assert last["losses"]["perplexity"] < 0.8 * first["losses"]["perplexity"]
     assert [item["step"] for item in found["evaluations"]] == [0, 6, 12]

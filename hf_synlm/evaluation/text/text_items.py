@@ -21,6 +21,7 @@ from hf_synlm.data.text import (
     ReadOnce,
     errors_at,
     file_ending,
+    plural,
     read_lines,
     share,
     split_sentences,
@@ -207,6 +208,8 @@ def _items_of_words(
         twice = [b.place + 1 for a, b in pairs if (a.word, a.columns) == (b.word, b.columns)]
         if twice:
             logger.warning(f"{path}: row {twice[0]} repeats the row before ({len(twice)} such): both are read")
+        if sentence is None:
+            _refuse_copies(path, item_column, texts.values())
         for (item, _, *others), words in texts.items():
             _check_one_reader(path, item, words)
             if sentence is None:
@@ -323,9 +326,25 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
         if is_again or (_PLACES.fullmatch(column) and any(map(_comes_in_rounds, (of_rows, values)))):
             raise ValueError(
                 f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}. If each part is a text of "
-                "its own, add a column condition that tells the parts apart, or name such a column by "
-                f"--sentence-column. If the item is one text, add --sentence-column {item_column}"
+                "its own, give it its own value in a column condition, or name another column that tells the parts "
+                f"apart by --sentence-column. If the item is one text, add --sentence-column {item_column}"
             )
+
+
+def _refuse_copies(path: PathLike, item_column: str, texts: Iterable[Sequence[WordRow]]) -> None:
+    """Raise ValueError if texts are the same two or more rows several times, as where an item was pasted twice."""
+    copies = list[int]()
+    for words in texts:
+        rows = [(row.word, row.columns) for row in words]
+        sizes = (size for size in range(2, len(rows)) if not len(rows) % size and rows[size:] == rows[:-size])
+        copies += [row.place + 1 for row in words[next(sizes, len(rows)) :]]
+    if copies:
+        runs = [list(run) for _, run in groupby(enumerate(sorted(copies)), lambda pair: pair[1] - pair[0])]
+        shown = ", ".join(f"{run[0][1]} to {run[-1][1]}" for run in runs[:5]) + ", ..." * (len(runs) > 5)
+        raise ValueError(
+            f"{path}: {plural(len(copies), 'row')} ({shown}) repeat rows before them of the same text. Delete them. If "
+            f"the text repeats itself, add --sentence-column {item_column}"
+        )
 
 
 def is_part_of_text(item: TextItem, other: TextItem) -> bool:

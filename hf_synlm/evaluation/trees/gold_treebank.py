@@ -169,7 +169,7 @@ def match_treebank(
         parsed: the trees; an entry without words is a sentence without a tree.
         treebank: the gold trees.
         where: the file of the trees, for messages.
-        also: what else the trees need, for messages.
+        also: what follows the advice to remove punctuation, in messages.
 
     Raises:
         ValueError: another number of sentences, or other words; it names the first difference. Case, and parentheses
@@ -196,8 +196,8 @@ def match_treebank(
             "prediction_style) and the treatment of punctuation."
         )
         if tuple(filter(_has_letter, own)) == tuple(filter(_has_letter, other)):
-            remedy = f"The trees {'lack' if len(own) < len(other) else 'have'} punctuation: add --punctuation "
-            remedy += f"{'remove' if len(own) < len(other) else 'keep'}{also}"
+            remedy = "The trees have punctuation: add --punctuation keep"
+            remedy = f"The trees lack punctuation: add --punctuation remove{also}" if len(own) < len(other) else remedy
         raise ValueError(
             f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}). {remedy}"
         )

@@ -98,7 +98,7 @@ def compare_parses(
 ) -> list[dict[str, Any]]:
     """Rows that compare two systems in percent: sentence F1, and recall by label, with paired permutation tests.
 
-    `difference` is second - first; `p` is not corrected for the number of tests. Remove punctuation before.
+    `p` is not corrected for the number of tests. Remove punctuation before.
     """
     lengths = [len(sentence.words) for sentence in gold]
     spans = [sentence.spans for sentence in gold]
@@ -125,7 +125,7 @@ def _compared(measure: str, first: Sequence[float], second: Sequence[float], cou
         "measure": measure,
         "first": ours,
         "second": theirs,
-        "difference": round(theirs - ours, 2),  # of the numbers beside it
+        "second - first": round(theirs - ours, 2),  # of the numbers beside it
         "p": round(permutation_test(first, second), 4),
     }
 

@@ -244,9 +244,12 @@ def report_evalb(
         if isinstance(run, EvalbScores):
             scores[name] = run
         else:
-            lacks = any(tree.labels is None for sentence in run for tree in sentence.hypotheses[:1])
-            match_treebank(run, treebank, name, " and --unlabeled" if lacks and parameters.labeled else "")
-            scores[name] = labeled_f1([_brackets(sentence, name, parameters) for sentence in run], gold, parameters)
+            lacks = lacks_labels(run, parameters)
+            also = f"{' and --unlabeled' * lacks}. That number is not EVALB's: to keep it, score trees with punctuation"
+            match_treebank(run, treebank, f"evalb: {name}", also)
+            if lacks:
+                raise ValueError(f"{name}: the trees have no labels. Score them by --unlabeled")
+            scores[name] = labeled_f1([_brackets(sentence) for sentence in run], gold, parameters)
         counted = scores[name].overall
         if not counted.num_valid:
             reasons = [sentence.reason for sentence in scores[name].sentences if sentence.reason]
@@ -267,6 +270,13 @@ def report_evalb(
     return values, {f"{'labeled' if parameters.labeled else 'unlabeled'} brackets by EVALB (%)": rows}
 
 
+def lacks_labels(run: Sequence[ParsedSentence] | EvalbScores, rule: ParsingConvention | EvalbParameters) -> bool:
+    """Whether labels count that the trees of a run do not have."""
+    if isinstance(run, EvalbScores) or not (isinstance(rule, EvalbParameters) and rule.labeled):
+        return False
+    return any(tree.labels is None for sentence in run for tree in sentence.hypotheses[:1])
+
+
 def _numbers_of_evalb(part: EvalbSummary) -> dict[str, float]:
     return {
         **{key: round(100 * getattr(part, key), 2) for key in ("f1", "precision", "recall", "complete_match")},
@@ -275,10 +285,8 @@ def _numbers_of_evalb(part: EvalbSummary) -> dict[str, float]:
     }
 
 
-def _brackets(sentence: ParsedSentence, name: str, parameters: EvalbParameters) -> tuple[Sequence[str], Sequence[Span]]:
+def _brackets(sentence: ParsedSentence) -> tuple[Sequence[str], Sequence[Span]]:
     if not sentence.hypotheses:
         return (), ()
     tree = sentence.hypotheses[0]
-    if tree.labels is None and parameters.labeled:
-        raise ValueError(f"{name}: the trees have no labels. Score them unlabeled (labeled=False, --unlabeled)")
     return tree.labels or ["X"] * len(tree.spans), tree.spans
