@@ -44,7 +44,7 @@ class SentenceOptions:
         return self.proposals or []
 
     def trees(self) -> "Proposals | None":
-        """The trees of --proposals; None = there are none."""
+        """The trees of --proposals, or None without this option."""
         if self.files:
             from hf_synlm.evaluation.text.tree_files import Proposals
 
@@ -80,7 +80,7 @@ class InputOptions(options.TreebankReading):
     punctuation_by: options.PunctuationBy = "tag"
 
     def items(self, texts: Path) -> tuple[list[TextItem], dict[str, Any]]:
-        """The texts, and what results say about how they were read."""
+        """Read the texts. Also return what results state about the reading."""
         given = options.differing(self, InputOptions(file_format=self.file_format))
         of_text = ("text_column", "split_sentences")
         if self.file_format == "treebank":
@@ -109,9 +109,9 @@ def perplexity(
 ) -> None:
     """Perplexity over tokens and over words, without and with the ends of sentences.
 
-    The result names the estimator, the beam, and what counts as the end of a sentence: an end token, or for RNNG and
-    Tree LM the actions that complete the tree. GPST and an LSTM have no ends. To compare models with different
-    tokenizers, use word_perplexity.
+    The result names the estimator and the beam. It also names what counts as the end of a sentence. For RNNG and Tree
+    LM, the actions that complete the tree are the end. GPST and an LSTM have no ends. Other models have an end token.
+    To compare models with different tokenizers, use word_perplexity.
 
     Examples:
         synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny
@@ -164,10 +164,10 @@ def syntaxgym(
     overwrite: options.Overwrite = False,
     suite: list[str] | None = option("Take only this suite; repeat for several."),
 ) -> None:
-    """Accuracy on SyntaxGym's test suites: per suite, per circuit, and the means that papers report.
+    """Measure accuracy on SyntaxGym's test suites, with the means that papers report.
 
     mean_31_suites averages the suites of Hu et al. 2020, mean_6_circuits their circuits (what most papers call SG
-    score). The suites are not part of this package: get them from cpllab/syntactic-generalization.
+    score). The suites are not part of this package. Get them from cpllab/syntactic-generalization.
 
     Examples:
         synlm evaluate syntaxgym test_suites/json --model model_cards/gpst-tiny --num-beams 300 --out sg.json
@@ -191,9 +191,9 @@ def blimp(
     overwrite: options.Overwrite = False,
     paradigm: list[str] | None = option("Take only this paradigm; repeat for several."),
 ) -> None:
-    """Accuracy on BLiMP's minimal pairs: per paradigm, per phenomenon, and mean over the paradigms.
+    """Measure accuracy on BLiMP's minimal pairs, by paradigm and by phenomenon.
 
-    The data are not part of this package: get them from alexwarstadt/blimp (CC BY 4.0).
+    The data are not part of this package. Get them from alexwarstadt/blimp (CC BY 4.0).
 
     Examples:
         synlm evaluate blimp blimp/data --model model_cards/gpst-tiny --limit 100 --out blimp.json
@@ -244,8 +244,8 @@ def pairs(
 def summary(results: Results, out: options.Output = None, overwrite: options.Overwrite = False) -> None:
     """Mean and standard deviation of several results, for example one per seed.
 
-    The results must agree in task, options and data, and their models in architecture, size and precision. Otherwise
-    the command refuses, because the mean would mix conventions.
+    The results must have the same task, options and data. Their models must have the same architecture, size and
+    precision. Other results are refused, because their mean would mix conventions.
 
     Examples:
         synlm evaluate summary sg.seed0.json sg.seed1.json sg.seed2.json --out sg.json
@@ -280,10 +280,10 @@ def plot(
 ) -> None:
     """Draw the scores of one or several results as bars.
 
-    Several runs of one model (--label) become one bar: their mean, with the standard deviation. Right-branching trees
-    are shown beside F1, and a line marks chance for minimal pairs. One result of `evaluate reading` is drawn with the
-    intervals of all predictors and their effects by lag. For a table, the words of a text with the same --x become one
-    value: the sum of their surprisals, or the mean of a measure such as entropy. Needs matplotlib.
+    Several runs of one model (--label) become one bar, which shows their mean and standard deviation. Right-branching
+    trees are shown beside F1, and a line marks chance for minimal pairs. For a result of `evaluate reading`, the figure
+    shows the interval of every predictor, and its effects by lag. For a table, the words of a text with the same --x
+    become one value. This is the sum of their surprisals, or the mean of a measure such as entropy. Needs matplotlib.
 
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
@@ -306,7 +306,7 @@ def plot(
         return outputs.say(f"wrote {out}")
     labels = label or _names(results)
     if len(labels) != len(results):
-        raise ValueError(f"{len(labels)} labels for {len(results)} files: give one for each file, or omit --label")
+        raise ValueError(f"{len(labels)} labels for {len(results)} files. Give one for each file, or omit --label")
     names, means, deviations = scores_of_groups(loaded, labels, score or [])
     runs = {name: labels.count(name) for name in means}
     named = ", ".join(name if count == 1 else f"{name} ({count} runs)" for name, count in runs.items())
@@ -414,5 +414,5 @@ def _names(paths: list[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise ValueError(
-        "files and folders have the same names: name each file by --label, and the runs of one model by the same name"
+        "files and folders have the same names. Pass a --label for each file. Give runs of one model the same label"
     )

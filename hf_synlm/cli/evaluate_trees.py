@@ -50,21 +50,21 @@ class CountingOptions(options.TreebankReading):
     unlabeled: bool = option("evalb: compare brackets without labels.", default=False)
 
     def rule(self) -> ParsingConvention | EvalbParameters:
-        """The convention; ValueError for an unknown name, or for options that belong to another convention."""
+        """Return the convention. Raise ValueError for an unknown name, or for options of another convention."""
         if self.convention not in (*CONVENTIONS, "evalb"):
-            raise ValueError(f"unknown convention {self.convention!r}: choose one of {', '.join(CONVENTIONS)}, evalb")
+            raise ValueError(f"unknown convention {self.convention!r}. Choose one of {', '.join(CONVENTIONS)}, evalb")
         changes = {} if self.max_length is None else {"max_length": self.max_length}
         if self.convention == "evalb":
             if changes:
-                raise ValueError("--max-length: EVALB has CUTOFF_LEN in its parameter file (--prm)")
+                raise ValueError("--max-length does not apply to EVALB. Set CUTOFF_LEN in a parameter file (--prm)")
             counted = COLLINS if self.parameters is None else EvalbParameters.read(self.parameters)
             return dataclasses.replace(counted, labeled=counted.labeled and not self.unlabeled)
         if self.parameters is not None or self.unlabeled:
-            raise ValueError(f"--prm and --unlabeled belong to --convention evalb, not to {self.convention}")
+            raise ValueError(f"--prm and --unlabeled need --convention evalb and do not work with {self.convention}")
         return resolve_convention(self.convention, **changes)
 
     def treebank(self, path: Path, limit: int | None) -> "Treebank":
-        """The gold trees, with punctuation as the options say."""
+        """Read the gold trees. The options say what happens to punctuation."""
         from hf_synlm.evaluation.trees.gold_treebank import load_treebank
 
         remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
@@ -76,11 +76,11 @@ class CountingOptions(options.TreebankReading):
         return self.punctuation or ("keep" if self.convention == "evalb" else "remove")
 
     def reading_all(self) -> dict[str, Any]:
-        """How gold trees are read, and predicted ones that have tags."""
+        """Options for reading gold trees and predicted trees with tags."""
         return {**self.reading(), "keep_functions": self.convention == "evalb"}
 
     def predicted(self) -> dict[str, Any]:
-        """How predicted trees are read; from dependencies, punctuation goes as it does from the gold ones."""
+        """Options for reading predicted trees. They remove punctuation of dependencies if gold trees lose it by tag."""
         reading = self.reading_all()
         if self.treatment == "remove" and self.punctuation_by == "tag":
             reading["dependencies"] = {**reading.get("dependencies", {}), "punctuation": "remove"}
@@ -89,14 +89,14 @@ class CountingOptions(options.TreebankReading):
     def evalb(
         self, rule: ParsingConvention | EvalbParameters, gold: Path, limit: int | None
     ) -> Callable[[Path], EvalbScores] | None:
-        """What the program EVALB does with two files, if it is asked for, reads the gold file, and all words count."""
+        """A function that scores files as the program EVALB does. It is None if the options differ from EVALB."""
         if not isinstance(rule, EvalbParameters) or self.punctuation not in (None, "keep") or self.given():
             return None
         is_read = kind_of_trees(gold, read_lines(gold)) == "brackets"
         return partial(evaluate_files, gold, parameters=rule, max_sentences=limit) if is_read else None
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
-        """The options as the result states them."""
+        """The options in the words of the result."""
         punctuation = bank.convention
         if isinstance(rule, ParsingConvention):
             convention = rule.describe()
@@ -120,7 +120,7 @@ class CountingByConventions(CountingOptions):
     convention: list[str] | None = option(f"{_CONVENTION} Repeat for a table of several.")  # type: ignore[assignment]
 
     def each(self) -> Iterator[CountingOptions]:
-        """The options for each convention; those of EVALB count for no other one beside it."""
+        """Yield the options for each convention. Only EVALB gets the options of EVALB."""
         names = self.convention or ["gpst"]
         options.refuse_repeated("--convention", names)
         for name in names:
@@ -143,7 +143,7 @@ class AveragingOptions:
     )
 
     def write(self, sentences: Sequence[ParsedSentence]) -> None:
-        """Write the best trees, if a file is given: one line per sentence, blank without a tree."""
+        """If a file is given, write one line per sentence with its best tree. It is blank if there is no tree."""
         if self.save_trees is not None:
             write_text(self.save_trees, "".join(f"{line}\n" for line in lines_of_parses(sentences)))
             outputs.say(f"wrote {self.save_trees}")
@@ -183,12 +183,13 @@ def parsing(
     ),
     overwrite: options.Overwrite = False,
 ) -> None:
-    """Compute the F1 of trees against a treebank by a named convention, and that of trees that need no model.
+    """Compute the F1 of trees against a treebank by a named convention.
 
-    It also reports recall by label, and the width, height, depth and branching of the trees. For several runs (several
-    --trees) it reports their agreement, with the F1 between every two. All numbers are in percent. Several --model or
-    --convention give one table instead, with the F1 of all models and of right branching by all conventions. It has a
-    test of each difference in sentence F1 (see `compare`). Each model is loaded once.
+    It also reports the F1 of trees that need no model, such as right-branching ones. It reports recall by label, and
+    the width, height, depth and branching of the trees. With several --trees it reports the agreement of the runs,
+    which is the F1 between every two of them. All numbers are in percent. With several --model or --convention it
+    prints one table instead. The table has the F1 of all models and of right branching by all conventions. It also
+    tests each difference in sentence F1 (see `compare`). Each model is loaded once.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
@@ -203,7 +204,7 @@ def parsing(
         given.save_trees, overwrite, *reads, *outputs.report_files(out), model=models, flag="--save-trees"
     )
     if bool(models) == bool(files):
-        raise ValueError("give either --model, which parses the treebank, or --trees, which are already parsed")
+        raise ValueError("give either --model to parse the treebank, or --trees with parsed trees, not both")
     options.refuse_repeated("--trees", files)
     options.refuse_repeated("--model", models)
     if files:
@@ -217,7 +218,7 @@ def parsing(
     data = {"files": describe_files([treebank, *files, *filter(None, [counting.parameters])])}
     if len(models) > 1 or len(cases) > 1:
         if given.consensus or given.save_trees is not None:
-            raise ValueError("--consensus and --save-trees take one model and one convention: give one of each")
+            raise ValueError("--consensus and --save-trees take one model and one convention. Give one of each")
         return outputs.report(_tabulate(cases, models, parsing, data), out, style=style)
     score = partial(_evaluate_model, *parsing.by_model(models).popitem()) if models else _evaluate_runs
     outputs.report(score(cases[0], given, data), out, style=style)
@@ -230,7 +231,7 @@ def _tabulate(
     from hf_synlm.evaluation.trees.treebank_reports import lacks_labels, report_conventions
 
     if parsing.cache is not None and len(models) > 1:
-        raise ValueError(f"--cache {parsing.cache} holds trees of one model: leave it out, or give one --model")
+        raise ValueError(f"--cache {parsing.cache} holds trees of one model. Leave it out, or give one --model")
     described, methods = [], {}
     for model, own in parsing.by_model(models).items():
         from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
@@ -253,7 +254,7 @@ def _tabulate(
         described.append({**scorer.describe(), "options": used})
         methods[scorer.name] = estimate_of("parsing", used)
     if models and not methods:
-        raise ValueError("no model gives trees with labels; score their trees unlabeled (--unlabeled)")
+        raise ValueError("no model gives trees with labels. Score their trees unlabeled (--unlabeled)")
     outputs.leave_output_to_first_process()
     for case in cases:
         for name in [name for name, run in case.runs.items() if lacks_labels(run, case.rule)]:
@@ -318,7 +319,7 @@ def _evaluate_runs(case: _Case, given: AveragingOptions, data: dict[str, Any]) -
     from hf_synlm.evaluation.trees.consensus import average_parses
 
     if given.save_trees is not None and not given.consensus:
-        raise ValueError("--save-trees: --trees are in a file already. Leave it out, or add --consensus.")
+        raise ValueError("--save-trees would only copy --trees. Leave it out, or add --consensus.")
     average = average_parses(case.runs) if given.consensus else None
     scores, tables = _score(case, average)
     given.write(average or ())
@@ -338,7 +339,7 @@ def _evaluate_model(
     more = {"num_return_sequences": parsing.beam(scorer.model) if given.consensus else None}
     if _needs_labels(scorer, case.rule):
         name = scorer.model.config.model_type
-        raise ValueError(f"{name} gives trees without labels; score them unlabeled (--unlabeled)")
+        raise ValueError(f"{name} gives trees without labels. Score them unlabeled (--unlabeled)")
     numbers, bank = case.numbers(), case.bank.select(case.numbers())
     start, bar = time.perf_counter(), f"parse: {scorer.name}"
     parsed = parse_sentences(
@@ -381,8 +382,8 @@ def compare(
 ) -> None:
     """Test whether two parsers differ on a treebank.
 
-    Gives sentence F1 and recall by label of both, with p of a paired permutation test over the sentences (two-sided,
-    10,000 samples, not corrected for the number of tests).
+    The command prints sentence F1 and recall by label of both parsers. The value p comes from a paired permutation test
+    over the sentences (two-sided, 10,000 samples, not corrected for the number of tests).
 
     Examples:
         synlm evaluate compare gpst.mrg rnng.mrg --treebank wsj23.mrg
@@ -391,10 +392,10 @@ def compare(
     from hf_synlm.evaluation.trees.treebank_reports import report_comparison
 
     if first.resolve() == second.resolve():
-        raise ValueError(f"{first} is given twice: give the trees of two parsers")
+        raise ValueError(f"{first} is given twice. Give the trees of two parsers")
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
-        raise ValueError("--convention evalb: choose a convention of unlabeled F1")
+        raise ValueError("--convention evalb compares no two parsers. Choose a convention of unlabeled F1")
     reading = counting.predicted()
     parses = {str(path): options.read_trees(path, tree_style, **reading)[:limit] for path in (first, second)}
     scores, tables = report_comparison(bank, parses, rule)

@@ -25,11 +25,11 @@ def grammar(
 ) -> None:
     """Show the likely rules and words of a PCFG.
 
-    Symbols are named as in the trees of `synlm parse --method viterbi`: NT3 is a nonterminal, T17 a preterminal, shown
+    Symbols have the names that `synlm parse --method viterbi` prints. NT3 is a nonterminal. T17 is a preterminal, shown
     with its likeliest words. Each rule has its probability given the parent. Symbols are sorted by their mean number of
-    uses in a derivation. Growth is the ratio of the numbers of nonterminals in a deep level of a derivation and in the
-    level above. If it is 1 or more, derivations may never end. Uses are then counted in the first 20 levels. For a
-    compound grammar, z is 0, the mean of the prior.
+    uses in a derivation. Growth compares a deep level of a derivation with the level above. It is the ratio of their
+    numbers of nonterminals. If it is 1 or more, derivations may never end. Then only the first 20 levels count for the
+    uses. For a compound grammar, z is 0, the mean of the prior.
 
     Examples:
         synlm grammar runs/pcfg

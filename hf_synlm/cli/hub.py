@@ -45,8 +45,8 @@ def convert(
 ) -> None:
     """Convert a checkpoint of the authors' code into a self-contained repository.
 
-    The conversion must use every tensor. Otherwise it stops and names those that are left. A pickle that holds more
-    than tensors is refused, because it can run code. The message explains how to extract the tensors.
+    The conversion must use every tensor. Otherwise the command stops and names the unused tensors. A pickle that holds
+    more than tensors is refused, because it can run code. The error message explains how to extract the tensors.
 
     Examples:
         synlm convert gpst --weights model.bin --config r2d2.json --config gpt.json --tokenizer gpst-vocab --out gpst
@@ -82,9 +82,9 @@ def info(
 ) -> None:
     """Show what a model is, without running it.
 
-    Shows its architecture, size, tokens and Auto classes, whether it is complete, and what its card says. The command
-    only reads files and never runs code, so it is safe for models of unknown origin. It does not download the weights
-    of a model on the Hub.
+    The command shows architecture, size, tokens, Auto classes and the facts of the card. It says whether the model is
+    complete. The command only reads files and never runs code, so it is safe for models of unknown origin. It does not
+    download the weights of a model on the Hub.
 
     Examples:
         synlm info model_cards/gpst-tiny
@@ -131,11 +131,11 @@ def export(
 ) -> None:
     """Export a self-contained repository that loads without hf_synlm.
 
-    It holds code, weights in safetensors, tokenizer, generation options and card. A language model stays a language
-    model, and a classifier a classifier. The code comes from the installed hf_synlm, also for a fine-tuned copy of a
-    model from the Hub. An adapter of a backbone stays an adapter. A checkpoint of a training run becomes a model with
-    the weights of its step. Exporting an old folder again renews its code. The folder appears only
-    when it is complete.
+    The repository holds code, weights in safetensors, tokenizer, generation options and card. A language model stays a
+    language model, and a classifier stays a classifier. The code always comes from the installed hf_synlm, even if the
+    model came from the Hub and was fine-tuned. An adapter of a backbone stays an adapter. A checkpoint of a training
+    run becomes a model with the weights of that step. Export an old folder again to renew its code. The new folder
+    appears only when it is complete.
 
     Examples:
         synlm export model_cards/gpst-tiny --out gpst-tiny --facts model_cards/gpst-tiny/card.yaml
@@ -159,7 +159,7 @@ def export(
     if (Path(model) / STATE_FILE).is_file():
         if revision or backbone or measured or dtype != "auto":
             raise ValueError(
-                f"{model!r} is a checkpoint of a training run: leave out --revision, --backbone, --results and "
+                f"{model!r} is a checkpoint of a training run. Leave out --revision, --backbone, --results and "
                 "--dtype. You can give them when you export the model again."
             )
         return _export_step(Path(model), out, overwrite, given, code_repo)
@@ -247,7 +247,7 @@ def verify(
 
     The command loads the model here and in a clean process where `import hf_synlm` fails. Configuration, tokenizer,
     logits, parses and generated text with its trees must agree. If something differs, the exit code is 1. The command
-    runs the code of the folder, so a model on the Hub, or with code on the Hub, needs --trust-remote-code.
+    runs the code of the folder. If the model or its code is on the Hub, pass --trust-remote-code.
 
     Examples:
         synlm verify gpst-tiny
@@ -260,7 +260,7 @@ def verify(
     folder = Path(model)
     if not is_folder(model, is_owned=True) and not trust_remote_code:
         raise ValueError(
-            f"{model!r} is a model on the Hub, and verifying it runs its code: read the code, then pass "
+            f"{model!r} is a model on the Hub. To verify it, its code must run here. Read this code, then pass "
             "--trust-remote-code"
         )
     check_model_source(model, revision)
@@ -281,8 +281,8 @@ def _check_trust(folder: Path, trust_remote_code: bool) -> None:
     elsewhere = code_repositories(check_code(folder))
     if elsewhere and not trust_remote_code:
         raise ValueError(
-            f"{str(folder)!r} runs code of {', '.join(elsewhere)} on the Hub when it is verified: read the code, then "
-            "pass --trust-remote-code"
+            f"{str(folder)!r} runs code of {', '.join(elsewhere)} on the Hub during verification. Read this code, "
+            "then pass --trust-remote-code"
         )
 
 
@@ -303,7 +303,7 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     return report.passed
 
 
-RepoId = Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME; created if it does not exist.")]
+RepoId = Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME. A missing one is created.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -333,10 +333,10 @@ def push(
 ) -> None:
     """Upload a folder in a single, all-or-nothing commit.
 
-    The command first checks the login and verifies the folder. If something differs, it uploads nothing (exit code 1).
-    Hidden files are left out, and pickles are refused. The example on the card gets the name of the repository. The
-    token comes from `hf auth login` or the environment variable HF_TOKEN; there is no option for it, because other
-    users of the machine could see it. Prints the hash of the commit, for `revision=`.
+    The command first checks the login and verifies the folder. If the verification fails, the command uploads nothing
+    (exit code 1). Hidden files are left out, and pickles are refused. The example on the card gets the name of the
+    repository. The token comes from `hf auth login` or the environment variable HF_TOKEN. There is no option for the
+    token, because other users of the machine could see it. The command prints the hash of the commit, for `revision=`.
 
     Examples:
         synlm push gpst-tiny your-name/gpst-tiny --dry-run
@@ -366,14 +366,12 @@ def push(
     typer.echo(pushed)
 
 
-def push_code(
-    repo_id: RepoId,
-    commit: CommitOptions,
-) -> None:
-    """Upload the code of all architectures, for models of `synlm export --code-repo`.
+def push_code(repo_id: RepoId, commit: CommitOptions) -> None:
+    """Upload the code of all architectures to a repository.
 
-    One push repairs all models that load their code from this repository. It holds the code, its licence, the versions
-    that it needs, and a card. Prints the hash of the commit, for `code_revision=`.
+    Models of `synlm export --code-repo` load their code from this repository, so one push repairs all of them. The
+    repository holds the code, its licence, the versions that the code needs, and a card. The command prints the hash of
+    the commit, for `code_revision=`.
 
     Examples:
         synlm push-code your-name/synlm-code --dry-run

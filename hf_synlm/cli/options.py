@@ -46,7 +46,7 @@ Model = Annotated[str, _of_model(help=_FOLDER, callback=find_model)]
 
 
 def find_models(names: list[str] | None) -> list[str] | None:
-    """As `find_model`, of an option that may be repeated."""
+    """Find the folder of each model of an option that may be repeated."""
     return names and list(map(find_model, names))
 
 
@@ -72,11 +72,11 @@ Context = Annotated[
 Tokenize = Annotated[
     Tokenization | None,
     typer.Option(
-        help="How the model reads ordinary text. ptb splits words that the model lacks as in the Penn Treebank (end. "
-        "becomes end and .), for a model of treebanks. no-punctuation removes the marks at the edges of words, "
-        "for a model that learned without them. words leaves the words as they are. auto (the default) follows "
-        "text_style of the model's configuration: treebank is ptb, natural is ptb without new spaces, none is "
-        "words.",
+        help="How the model reads ordinary text. ptb splits unknown words as in the Penn Treebank (end. becomes end "
+        "and .); a model of treebanks needs this. no-punctuation removes the marks at the edges of words; a "
+        "model that learned without punctuation needs this. words leaves the words as they are. auto (the "
+        "default) follows text_style of the model's configuration. A text_style of treebank means ptb, natural "
+        "means ptb without new spaces, and none means words.",
         callback=lambda given: None if given == "auto" else given,
     ),
 ]
@@ -86,54 +86,54 @@ _ENCODING = inspect.Parameter(
     default="utf-8",
     annotation=Annotated[str, typer.Option(help="Encoding of the files that are read, such as latin-1 or gbk.")],
 )
-TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table; default: sentence.")]
+TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table (default: sentence).")]
 InputFormat = Literal["txt", "tsv", "csv", "jsonl"]
 InputFormatOption = Annotated[
-    InputFormat | None, typer.Option(help="Format of the input; default: by the ending of its name.")
+    InputFormat | None, typer.Option(help="Format of the input. By default, the ending of the name tells.")
 ]
 SplitSentences = Annotated[
-    bool,
-    typer.Option("--split-sentences", help="Split lines, or texts of a table, into sentences (English rules)."),
+    bool, typer.Option("--split-sentences", help="Split lines, or texts of a table, into sentences (English rules).")
 ]
 PunctuationBy = Annotated[
     Literal["tag", "form"],
     typer.Option(
-        help="Recognize punctuation by tags (Penn Treebank, Universal Dependencies), or by its form if there are none."
+        help="Recognize punctuation by its tag (Penn Treebank, Universal Dependencies) or form. Without tags the "
+        "form decides."
     ),
 ]
 Treebank = Annotated[Path, typer.Option(help="Gold trees in the format of the Penn Treebank.")]
 TreeStyle = Annotated[
     parsed.TreeStyle | None,
     typer.Option(
-        help="Brackets in a file: unlabeled, ((the cat) sleeps); labeled, (S (NP the cat) (VP sleeps)); treebank, "
-        "with a tag for each word. Default: by their form, with a remark if this is a guess. JSON lines need no "
-        "format."
+        help="Brackets in a file. unlabeled is ((the cat) sleeps). labeled is (S (NP the cat) (VP sleeps)). treebank "
+        "has a tag for each word. Without this option, the form of the brackets tells, and a remark says if "
+        "this is a guess. JSON lines need no format."
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
 Output = Annotated[
     Path | None,
     typer.Option(
-        help="JSON file for the result and everything needed to reproduce it; a Markdown table is written next to it."
+        help="JSON file for the result and everything that reproduces it. A Markdown table is written beside this file."
     ),
 ]
 ItemsOutput = Annotated[
     Path | None,
-    typer.Option(help="File for the measurements of every item, a row per pair or region: TSV, or .jsonl for JSON."),
+    typer.Option(help="TSV file (or JSON, with the ending .jsonl) for the measurements of every pair or region."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")]
 
 
 def option(help: str, panel: str | None = None, *, default: Any = None, name: str = "", **more: Any) -> Any:
-    """An option of a command: the default of a parameter, or of a field of a dataclass. `MISSING` makes it required.
+    """Declare an option as the default of a parameter or of a dataclass's field. `MISSING` makes the option required.
 
-    `name` is how it is spelled, if not as the parameter; `more` goes to `typer.Option`.
+    `name` is the spelling of the option, if the parameter is spelled otherwise. `more` goes to `typer.Option`.
     """
     return _declared(typer.Option, default, name, {"help": help, "rich_help_panel": panel, **more})
 
 
 def argument(help: str, *, default: Any = None, **more: Any) -> Any:
-    """As `option`, an argument without a name."""
+    """Declare an argument of a command, which has no name."""
     return _declared(typer.Argument, default, "", {"help": help, **more})
 
 
@@ -197,7 +197,7 @@ class TreebankReading:
         return differing(self, TreebankReading())
 
     def reading(self) -> dict[str, Any]:
-        """The options of `read_treebank` that were given."""
+        """The given options, as arguments of `read_treebank`."""
         given = {name: getattr(self, name) for name in self.given()}
         given |= {name: given[name].split() for name in ("drop_tags", "drop_labels") if name in given}
         dependencies = {name: given.pop(name) for name in DEPENDENCY_OPTIONS if name in given}
@@ -221,7 +221,7 @@ class TextReading:
     split_sentences: SplitSentences = False
 
     def open(self, places: Sequence[Path], kind: InputFormat | None, flag: str = "--format") -> OpenTexts:
-        """The texts, with remarks on the first ones."""
+        """Open the texts, and print remarks on the first texts."""
         names = [field.name for field in dataclasses.fields(TextReading) if field.name != "split_sentences"]
         columns = {name: getattr(self, name) for name in names}
         found = open_texts(places, kind=kind, by_sentences=self.split_sentences, flag=flag, **columns)
@@ -299,7 +299,7 @@ class Searching(Widths, Loading):
     )
 
     def for_models(self, models: Sequence[str]) -> dict[str, Self]:
-        """The options for each model: without those of a beam where only others have one."""
+        """The options for each model. If some models have a beam, the others get no options of a beam."""
         typed = [name for name in ("num_beams", *SEARCH_OPTIONS) if getattr(self, name) is not None]
         if not typed or len(models) < 2:
             return dict.fromkeys(models, self)
@@ -340,10 +340,10 @@ class ScoringByBeams(Scoring):
     num_beams: list[int] | None = option(f"{_NUM_BEAMS} Repeat to compare several.", _BEAM, min=1)  # type: ignore[assignment]
 
     def by_width(self) -> dict[int | None, Scoring]:
-        """The options for each width; None: the model's own."""
+        """The options for each width of the beam. The key None stands for the model's own width."""
         widths: Sequence[int | None] = self.num_beams or [None]
         if self.cache is not None and len(widths) > 1:
-            raise ValueError(f"--cache {self.cache} holds results of one beam: leave it out, or give one --num-beams")
+            raise ValueError(f"--cache {self.cache} holds results of one beam. Leave it out, or give one --num-beams")
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Scoring)}
         return {width: Scoring(**{**given, "num_beams": width}) for width in widths}
 
@@ -361,9 +361,9 @@ class Beliefs:
 
     @property
     def beliefs(self) -> tuple[str, float] | None:
-        """Kind and order of the belief update that is asked for."""
+        """Kind and order of the requested belief update."""
         if self.belief_order is not None and self.belief_update is None:
-            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update: give both, or neither")
+            raise ValueError(f"--belief-order {self.belief_order:g} belongs to --belief-update. Give both, or neither")
         return self.belief_update and (self.belief_update, 1.0 if self.belief_order is None else self.belief_order)
 
 
@@ -377,7 +377,7 @@ class Parsing(Searching):
     )
 
     def scorer(self, model: str, **more: Any) -> "TextScorer":
-        """As of `Loading`, also of a parser that is no language model."""
+        """Load a model as `Loading` does, or a parser that is not a language model."""
         from transformers import AutoModelForTokenClassification
 
         from hf_synlm.hub.loading import saved_auto_class
@@ -388,12 +388,12 @@ class Parsing(Searching):
         return super().scorer(model, **more)
 
     def chosen(self, **more: Any) -> dict[str, Any]:
-        """The options of `parse` that were given, and those of `more` that are not None."""
+        """The given options of `parse`, with the values of `more` that are not None."""
         beams = {name: getattr(self, name) for name in ("num_beams", *SEARCH_OPTIONS)}
         return parse_options(self.parse_option, method=self.method, **beams, **more)
 
     def beam(self, model: Any, flag: str = "--consensus") -> int:
-        """How many trees of a sentence the beam of a model holds; ValueError if the model has none."""
+        """How many trees of a sentence the beam of a model holds. Raise ValueError if the model has no beam."""
         from hf_synlm.hub.abilities import declared
 
         if not declared(model.config, "searches"):
@@ -401,7 +401,7 @@ class Parsing(Searching):
         return self.num_beams or model.config.scoring_num_beams
 
     def computation(self) -> dict[str, Any]:
-        """The options of `parse_sentences` that do not go to the model."""
+        """Arguments of `parse_sentences` that the model does not get."""
         return {name: getattr(self, name) for name in ("batch_size", "num_processes", "cache")}
 
 
@@ -421,7 +421,7 @@ class ParsingByModels(Parsing):
         methods: Sequence[str | None] = self.method or [None]
         if models and len(methods) not in (1, len(models)):
             raise ValueError(
-                f"--method is given {len(methods)} times for {plural(len(models), 'model')}: give it once for all, or "
+                f"--method is given {len(methods)} times for {plural(len(models), 'model')}. Give it once for all, or "
                 "once for each --model, in their order"
             )
         each = [methods[0]] * len(models) if len(methods) == 1 else methods
@@ -462,19 +462,19 @@ def _checked(encoding: str) -> str:
     try:
         "".encode(encoding)
     except LookupError as error:
-        raise ValueError(f"--encoding {encoding}: unknown; take utf-8, latin-1, cp1252, gbk or another one") from error
+        raise ValueError(f"--encoding {encoding}: unknown. Take utf-8, latin-1, cp1252, gbk or another one") from error
     return encoding
 
 
 def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, **named: Any) -> dict[str, Any]:
-    """Keyword arguments for `parse` or `generate`: `named` without None, then NAME=VALUE (JSON or a bare string)."""
+    """Arguments for `parse` or `generate`: those of `named` that are not None, and NAME=VALUE (JSON or a string)."""
     chosen = {name: value for name, value in named.items() if value is not None}
     for option in more or ():
         name, equals, value = option.partition("=")
         if not name or not equals:
-            raise ValueError(f"{flag} {option}: write NAME=VALUE")
+            raise ValueError(f"{flag} {option}. Write NAME=VALUE")
         if name in chosen:
-            raise ValueError(f"{flag} {option}: {name} has an option of its own: see --help")
+            raise ValueError(f"{flag} {option}: {name} has its own option for this. See --help")
         try:
             chosen[name] = json.loads(value)
         except json.JSONDecodeError:  # a bare string
@@ -489,7 +489,7 @@ def differing(group: Any, usual: Any) -> list[str]:
 
 
 def refuse(names: Iterable[str], why: str) -> None:
-    """Raise ValueError if there are names of options, which would change nothing."""
+    """Raise ValueError if any option is named, because these options would change nothing."""
     if flags := ", ".join(map(flag_of, names)):
         raise ValueError(f"{flags}: {why}. Leave it out.")
 
@@ -498,16 +498,16 @@ def refuse_repeated(flag: str, values: Sequence[Path | str]) -> None:
     """Raise ValueError if the same value is given twice to an option that may be repeated."""
     for value, count in Counter(map(str, values)).items():
         if count > 1:
-            raise ValueError(f"{flag} {value} is given {count} times: give it once")
+            raise ValueError(f"{flag} {value} is given {count} times. Give it once")
 
 
 def read_trees(
     path: Path, style: parsed.TreeStyle | None, tagged: Callable[[Path], Any] | None = None, **reading: Any
 ) -> Any:
-    """The parses in a file, in the style of --tree-style or the one that its brackets show; a guess is said.
+    """Read the parses in a file. --tree-style tells the style, or else the form of the brackets, with a remark.
 
-    For trees with tags what `tagged` gives, if it is given. `reading` says how trees with tags, and dependencies, are
-    read.
+    For trees with tags, return what `tagged` makes of the file. `reading` holds options for trees with tags and
+    dependencies.
     """
     lines = read_lines_beside(path)
     kind = parsed.kind_of_trees(path, lines)

@@ -38,12 +38,12 @@ def check_out(
     flag: str = "--out",
     once: Sequence[Path] = (),
 ) -> None:
-    """Check, before anything is computed, that an output can be written and is not a file that the command reads.
+    """Check before the computation that the output can be written. It must not be a file that the command reads.
 
-    `reads` are the input files and folders, `model` is the folder of a model or its name on the Hub, or several.
-    `check` gets the path and `--overwrite`. `beside` names a second output, which holds the checksums of the inputs:
-    they are read twice; those of `once` are read once, and may be pipes. A folder is replaced as a whole, so that it
-    must not hold an input either.
+    `reads` holds the input files and folders. `model` holds the folders of models or their names on the Hub. `check`
+    gets the path and `--overwrite`. `beside` names a second output with checksums of the inputs. So the inputs are read
+    twice and must not be pipes. The files of `once` may be pipes. An output folder is replaced as a whole, so it must
+    not hold an input.
     """
     paths = [path for path in reads if path is not None]
     if beside is not None:
@@ -52,7 +52,7 @@ def check_out(
     if out is None:
         return
     if str(out) == "-":
-        raise ValueError(f"`{flag} -` is not supported: give a path, or omit {flag} to print to the terminal.")
+        raise ValueError(f"`{flag} -` is not supported. Give a path, or omit {flag} to print to the terminal.")
     inputs = {path.resolve() for path in (*paths, *once)}
     # A folder of suites or pairs stands for its files, wherever links lead.
     inputs |= {file.resolve() for path in inputs if path.is_dir() for file in path.glob("*.json*")}
@@ -74,14 +74,14 @@ def check_out(
 
 
 def meta_file(out: Path) -> Path:
-    """The file beside an output that says how it was made."""
+    """Path of the file that says how an output was made."""
     return Path(f"{out}.meta.json")
 
 
 def check_picture(out: Path, overwrite: bool) -> None:
-    """As `check_output`, for a picture by matplotlib."""
+    """Check that a picture by matplotlib can be written."""
     if out.suffix.lower() not in (".svg", ".png", ".pdf"):
-        raise ValueError(f"{out} is not a picture file: use a name that ends in .svg, .png or .pdf")
+        raise ValueError(f"{out} is not a picture file. Use a name that ends in .svg, .png or .pdf")
     check_output(out, overwrite)
 
 
@@ -92,13 +92,13 @@ def check_results(
     model: str | Sequence[str] | None = None,
     items_out: Path | None = None,
 ) -> None:
-    """As `check_out`, for the result of an evaluation, which is a JSON file, a Markdown file and, if asked, a table."""
+    """Check the outputs of an evaluation. They are a JSON file, a Markdown file and, with --items-out, a table."""
     check_out(out, overwrite, *reads, model=model, check=check_report, beside=lambda path: path.with_suffix(".md"))
     check_out(items_out, overwrite, *reads, *report_files(out), model=model, flag="--items-out")
 
 
 def report_files(out: Path | None) -> list[Path]:
-    """The two files of a result."""
+    """The JSON file and the Markdown file of a result."""
     return [] if out is None else [out, out.with_suffix(".md")]
 
 
@@ -116,20 +116,20 @@ def say(message: str) -> None:
 
 
 def say_odd_texts(texts: Iterable[str]) -> None:
-    """Remark on texts that seem to be no sentences with spaces between their words."""
+    """Print a remark if texts do not look like sentences with spaces between their words."""
     for remark in remarks_on(texts):
         say(remark)
 
 
 def say_tokenization(scorer: "TextScorer", given: str | None) -> None:
-    """Tell how words are read where nobody has asked for it."""
+    """Print how words are read, if the user did not choose it."""
     if given is None and (how := scorer.tokenization(None)) != "words":
         said = f"as the configuration of the model says (text_style {scorer.text_style})"
         say(f"{scorer.name}: text is read by --tokenize {how}, {said}")
 
 
 def say_plain_context(scorer: "TextScorer", context: str) -> None:
-    """Remark on documents for a model that has learned to read single sentences."""
+    """Print a remark if a model of single sentences reads documents."""
     if context == "document" and scorer.reads_context == "plain text":
         say(
             "--context document: the words before a sentence stand as plain text before its begin token, which a Tree "
@@ -138,25 +138,25 @@ def say_plain_context(scorer: "TextScorer", context: str) -> None:
 
 
 def hide_bars_of_weights() -> None:
-    """Show no bars for the loading and writing of weights; bars of downloads stay."""
+    """Hide the progress bars of loading and writing weights. The bars of downloads stay."""
     from transformers.utils import logging
 
     logging.set_tqdm_hook(lambda bar, args, named: bar(*args, **{**named, "disable": True}))
 
 
 def is_first_process() -> bool:
-    """Whether this is the process of `accelerate launch` that writes, or the only one."""
+    """Whether this process writes the outputs. With `accelerate launch`, only one process writes."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def leave_output_to_first_process() -> None:
-    """End the other processes of `accelerate launch` here."""
+    """End this process, unless it writes the outputs."""
     if not is_first_process():
         raise typer.Exit
 
 
 def report(result: EvaluationResult, out: Path | None, items_out: Path | None = None, style: str = "markdown") -> None:
-    """Write a result with its command, if `out` is given, and print its tables, even if writing fails."""
+    """Print the tables of a result. If `out` is given, first write the result with its command."""
     leave_output_to_first_process()
     result.command, written = command_line.get(), None
     try:

@@ -75,7 +75,7 @@ class RegressionOptions:
     )
 
     def settings(self, has_counts: bool, seed: int) -> "Settings":
-        """What the regression reads and does."""
+        """The settings of the regression."""
         from hf_synlm.evaluation.reading.frame import BASELINE, Settings
 
         names = tuple(n for n in BASELINE if n != "frequency" or has_counts)
@@ -84,7 +84,7 @@ class RegressionOptions:
         if unknown := [name for name in names if name not in BASELINE]:
             raise ValueError(f"--baseline {self.baseline}: {unknown[0]!r} is none of {', '.join(BASELINE)}")
         if "frequency" in names and not has_counts:
-            raise ValueError(f"--baseline {self.baseline}: frequency needs --frequencies: a file, or wordfreq:en")
+            raise ValueError(f"--baseline {self.baseline}: frequency needs --frequencies FILE, or wordfreq:en")
         fields = {field.name for field in dataclasses.fields(Settings)} & set(vars(self))
         return Settings(**{**{name: getattr(self, name) for name in fields}, "baseline": names, "seed": seed})
 
@@ -103,7 +103,7 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
     def predictors(
         self, model: str, texts: Sequence[TextItem], preferred: Literal["sentence", "document"]
     ) -> "tuple[list[Predictor], dict[str, Any]]":
-        """Measures of the words of texts in order, for each width of the beam, and the model's description."""
+        """Measure the words of texts in order, for each width of the beam. Also describe the model."""
         import pandas as pd
 
         from hf_synlm.evaluation.reading.tables import Predictor, with_places
@@ -144,7 +144,7 @@ class FileOptions:
     write_frame: Path | None = option("TSV file for all columns, for R.", _FILES)
 
     def write(self, found: "ReadingReport") -> None:
-        """Write the tables that were asked for."""
+        """Write the requested tables."""
         from hf_synlm.evaluation.reading import report
 
         rows = dict(coefficients=report.coefficient_rows, write_frame=report.frame_rows)
@@ -165,18 +165,18 @@ class _Study:
     computing: ComputingOptions
 
     def check(self, files: FileOptions) -> None:
-        """Refuse what does not go together."""
+        """Refuse options that contradict each other."""
         preset, model = self.times.preset, self.model
         if (preset is None) != (self.times.data is None):
-            raise ValueError("--preset and --data go together: the name of a corpus, and the folder that holds it")
+            raise ValueError("--preset and --data go together. Pass the name of a corpus and its folder")
         if preset is None and self.times.times is None:
-            raise ValueError("--times is missing: a table of reading times (or --preset with --data)")
+            raise ValueError("the reading times are missing. Pass a table by --times, or --preset with --data")
         if preset is None and model is not None:
             raise ValueError(
-                "--model reads the text of a --preset: for your own text make a table by `synlm surprisal`"
+                "--model reads only the text of a --preset. Make a table of your own text by `synlm surprisal`"
             )
         if bool(self.surprisals) == (model is not None):
-            raise ValueError("give either tables of `synlm surprisal`, or --model to compute them")
+            raise ValueError("give either tables of `synlm surprisal`, or --model to compute surprisals")
         if model is None:
             given = options.differing(self.computing, ComputingOptions(seed=self.computing.seed))
             options.refuse(given, "without --model nothing is computed, so this would change nothing")
@@ -189,13 +189,13 @@ class _Study:
     def predictors(
         self, texts: Sequence[TextItem], preferred: Literal["sentence", "document"], read: "Callable[[str], Predictor]"
     ) -> "tuple[list[Predictor], dict[str, Any]]":
-        """Surprisals by the model, with its description, or else those of the tables."""
+        """Compute surprisals with the model, or read them from the tables. Also return the model's description."""
         if self.model is not None:
             return self.computing.predictors(self.model, texts, preferred)
         return [read(given) for given in self.surprisals], {}
 
     def regress(self) -> "ReadingReport":
-        """How well the times of words are predicted."""
+        """Measure how well surprisal predicts the times of words."""
         from hf_synlm.evaluation.reading import natural_stories, report
         from hf_synlm.evaluation.reading.corpus import join_corpus
         from hf_synlm.evaluation.reading.tables import read_predictor, read_rows
@@ -236,7 +236,7 @@ class _Study:
         )
 
     def effects(self) -> EvaluationResult:
-        """Effects by item of the SAP benchmark."""
+        """Compute the effects of the SAP benchmark by item."""
         from hf_synlm.evaluation.reading import sap
         from hf_synlm.evaluation.reading.tables import read_predictor
         from hf_synlm.evaluation.results import library_versions
@@ -275,10 +275,10 @@ def reading(
 ) -> None:
     """Measure how much surprisal improves the prediction of reading times (Delta log-likelihood).
 
-    A regression predicts each part of the words (--folds) from the others, once with length, frequency, punctuation and
-    place, and once with surprisal added. Delta LL is the mean gain in log density, in nats per word. It is also
-    positive for a predictor with the wrong sign, so look at b and t. Tables are joined by the positions of words, and
-    the words must be the same.
+    The words are divided into parts (--folds). A regression predicts each part from the other parts, first with length,
+    frequency, punctuation and place, then also with surprisal. Delta LL is the mean gain in log density, in nats per
+    word. A predictor whose effect has the wrong sign has a positive mean gain, too, so look at b and t. Tables are
+    joined by the positions of words. The words of the tables must be the same.
 
     Examples:
         synlm evaluate reading surprisals.tsv --times rt.tsv --rt-column mean_rt --frequencies counts.tsv --out r.json

@@ -34,7 +34,7 @@ _INSIDE = re.compile(r"\w[^\w\s'’-]+\s+\w")
 
 def _check_table(out: Path, overwrite: bool) -> None:
     if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
-        raise ValueError(f"--out {out}: the table is tab-separated. Choose a name in .tsv")
+        raise ValueError(f"--out {out} does not end in .tsv, and the table is tab-separated. Choose a name in .tsv")
     check_output(out, overwrite)
 
 
@@ -80,30 +80,30 @@ class MeasureOptions(options.Beliefs):
     )
 
     def check(self, texts: Sequence[Path], several_columns: bool) -> None:
-        """Refuse what the columns of lm-zoo cannot hold."""
+        """Refuse options whose measures have no column in lm-zoo's format."""
         if not self.lmzoo:
             return
         if len(texts) > 1 or texts[0].is_dir():
-            raise ValueError(f"--lmzoo has no column for the file of a row: give one file instead of {texts[0]} ...")
+            raise ValueError(f"--lmzoo has no column for the file of a row. Give one file instead of {texts[0]} ...")
         if several_columns:
-            raise ValueError("--lmzoo has one column of surprisals: give one --model and one --num-beams")
+            raise ValueError("--lmzoo has one column of surprisals. Give one --model and one --num-beams")
         usual = MeasureOptions(lmzoo=True, context=self.context, tokenize=self.tokenize, first_word=self.first_word)
         given = [name for name in options.differing(self, usual) if name != "word_correction"]
         options.refuse(given, "--lmzoo has four columns, in bits")
 
     @property
     def entropies(self) -> dict[str, Any]:
-        """What kinds of entropy and belief update are asked for, by argument of `TextScorer`."""
+        """The requested kinds of entropy and belief update, as arguments of `TextScorer`."""
         return {"entropy": self.entropy, "attention_entropy": self.attention_entropy, "belief_update": self.beliefs}
 
     @property
     def counts_file(self) -> Path | None:
-        """The file of --frequencies, if it is one."""
+        """The path of --frequencies if it names a file, else None."""
         path = Path(self.frequencies or "")
         return path if path.is_file() else None
 
     def counts(self) -> Callable[[str], float] | None:
-        """How often a word occurs, if --frequencies says it."""
+        """The function that counts a word by --frequencies, or None without this option."""
         if self.frequencies is None:
             return None
         from hf_synlm.evaluation.reading.corpus import counter
@@ -111,11 +111,11 @@ class MeasureOptions(options.Beliefs):
         return counter(self.frequencies)
 
     def scorer(self, scoring: options.Scoring, model: str) -> "TextScorer":
-        """The model, which gives these measures."""
+        """Load the model, set to compute these measures."""
         return scoring.scorer(model, begin=self.first_word, details=not self.lmzoo, **self.entropies)
 
     def how(self, scorer: "TextScorer") -> dict[str, Any]:
-        """The options of `score_words`, with a remark where one does not apply."""
+        """Arguments of `score_words`. Print a remark if an option does not apply."""
         from hf_synlm.evaluation.text.surprisal import can_correct_words
 
         correct = self.word_correction and can_correct_words(scorer)
@@ -145,7 +145,7 @@ class TreeOptions:
 
     @cached_property
     def counts(self) -> Counter[str]:
-        """Texts that have been scored, and trees that were changed."""
+        """The numbers of scored texts and of changed trees."""
         return Counter()
 
     @property
@@ -158,7 +158,7 @@ class TreeOptions:
         """Refuse options that would change nothing."""
         if self.trees is None:
             if self.unknown_labels != "error":
-                raise ValueError("--unknown-labels belongs to --trees: leave it out")
+                raise ValueError("--unknown-labels belongs to --trees. Leave it out")
             return
         unused: dict[str, object] = {"context": measures.context != "sentence"}
         unused |= {
@@ -170,7 +170,7 @@ class TreeOptions:
         options.refuse(given, "with --trees every sentence has one tree and stands by itself")
 
     def scores(self, scorer: "TextScorer", items: list[TextItem] | Iterator[TextItem]) -> "Iterator[WordScores]":
-        """Surprisals of the words of texts with their trees, which stand in any order for a list of texts."""
+        """Score the words of texts with their trees. If the texts are a list, the trees may be in any order."""
         from hf_synlm.evaluation.text import given_trees
         from hf_synlm.evaluation.text.batches import growing_blocks
         from hf_synlm.evaluation.text.tree_files import Proposals
@@ -193,7 +193,7 @@ class TreeOptions:
             outputs.say(f"--unknown-labels {self.unknown_labels} changed {self.counts['changed']} of {total}")
 
     def describe(self, scorer: "TextScorer") -> dict[str, Any]:
-        """What results say about the trees, when all have been scored."""
+        """What results state about the trees. Call it after all texts have been scored."""
         from hf_synlm.evaluation.text.tree_files import without_search
 
         described = {"estimator": "joint with given trees", "unknown_labels": self.unknown_labels, "tokenize": None}
@@ -221,20 +221,20 @@ def surprisal(
     overwrite: options.Overwrite = False,
     measures: MeasureOptions,
 ) -> None:
-    """Surprisal of every word of texts.
+    """Compute the surprisal of every word of texts.
 
-    The table has one row per word of the input. White space separates words; attached punctuation belongs to its word.
-    With --word-column, the input is a table with one word per row, and the output has the same rows in the same order.
-    An empty word has no measures. A region of several words has the sum of their surprisals. With --trees, surprisal
-    covers each word together with the tree actions taken since the previous word. Rows are printed as soon as they are
-    computed, and a long file is read piece by piece. Columns: item, sentence_id, word_id, word, n_tokens, oov,
+    The table has one row per word of the input. White space separates words. Punctuation without a space before it
+    belongs to the word. With --word-column, the input is a table with one word per row, and the output has the same
+    rows in the same order. An empty word has no measures. The surprisal of a region is the sum over its words. With
+    --trees, the surprisal of a word includes the tree actions since the word before. Rows are printed as soon as they
+    are computed, and a long file is read piece by piece. Columns: item, sentence_id, word_id, word, n_tokens, oov,
     surprisal_bits, its lexical and structural part (GPST, RNNG), cum_logprob_nats, beam_entropy_bits, n_actions,
     stack_depth, char_start, char_end, file (if there are several), and the other columns of an input table. ON-LSTM,
     PRPN and PaLM add tree_distance, tree_depth, n_opened and n_closed. Options add entropy_bits, nae,
-    belief_update_bits, belief_cut, length and log_frequency. Several --num-beams give a column each, such as
-    surprisal_bits_b5; the other columns are those of the widest beam. Several --model give a column each, such as
-    surprisal_bits_rnng-mini; the other columns are those of the first model. sentence_id counts the texts of all files.
-    A field is empty if the model does not have this measure.
+    belief_update_bits, belief_cut, length and log_frequency. With several --num-beams, each has a column, such as
+    surprisal_bits_b5. The other columns come from the widest beam. With several --model, each has a column, such as
+    surprisal_bits_rnng-mini. The other columns come from the first model. sentence_id counts the texts of all files. If
+    a model lacks a measure, the field of this measure is empty.
 
     Examples:
         echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
@@ -250,7 +250,7 @@ def surprisal(
     measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
     options.refuse_repeated("--model", [_column_of(name) for name in model])
     if len(model) > 1 and (scoring.cache or given.trees):
-        raise ValueError("--cache and --trees go with one --model: run the models one by one")
+        raise ValueError("--cache and --trees work with one --model. Run the models one by one")
     given.check(scoring, measures)
     opened = reading.open(texts, reading.file_format)
     count_of = measures.counts()
@@ -385,7 +385,7 @@ def _with_frequencies(scores: "Iterable[WordScores]", count_of: Callable[[str], 
 def _check_places(texts: Sequence[Path], out: Path | None) -> None:
     """Refuse an output among the inputs."""
     if out is not None and any(place.is_dir() and out.resolve().is_relative_to(place.resolve()) for place in texts):
-        raise ValueError(f"--out {out} lies in a folder whose files are read: write it elsewhere")
+        raise ValueError(f"--out {out} lies in a folder whose files are read. Write it elsewhere")
 
 
 def _write_words(

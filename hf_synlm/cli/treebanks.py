@@ -44,7 +44,7 @@ class ReadingOptions(options.TreebankReading):
     )
 
     def by_kind(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The options of brackets, and those of dependencies, that were given."""
+        """The given options of brackets, and the given options of dependencies."""
         of_brackets = self.reading()
         of_dependencies = of_brackets.pop("dependencies", {}) | {"mark_heads": self.mark_heads}
         return of_brackets, {name: value for name, value in of_dependencies.items() if value}
@@ -66,18 +66,18 @@ class CleaningOptions:
     max_words: int | None = option("Leave out sentences of more words than this.", min=1)
 
     def of_brackets(self) -> list[str]:
-        """The options given that trees made of dependencies do not have."""
+        """The given options that need brackets, not dependencies."""
         given = ["--binarize"] * (self.binarize is not None) + ["--words ptb-concat"] * (self.words == "ptb-concat")
         return given + ["--punctuation-by form"] * (self.punctuation_by == "form")
 
     def count_unknown_tags(self, sentences: Iterable[TreebankSentence]) -> int:
-        """How many words are taken for punctuation by tags that nobody knows; ValueError if these are many."""
+        """How many words count as punctuation because their tags are unknown. Raise ValueError if they are many."""
         tags = Counter(tag for sentence in sentences for tag in sentence.tags)
         reads_tags = self.punctuation == "remove" and self.punctuation_by == "tag" and self.words != "ptb-concat"
         return check_tags(tags, "tell it by form (--punctuation-by form)") if tags and reads_tags else 0
 
     def clean(self, sentence: TreebankSentence, converted: bool, left_out: Counter[str]) -> TreebankSentence | None:
-        """The tree to write; None, with the reason counted, if there is none. `converted`: made of dependencies."""
+        """Return the tree to write, or None and count the reason. `converted` says if it was made of dependencies."""
         kept: TreebankSentence | None = sentence
         if self.words == "ptb-concat":
             kept = to_ptb_concat(sentence)
@@ -98,12 +98,12 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
     found = kind == "conllu" if kind else holds_dependencies(path)
     if found and brackets_only:
         raise ValueError(
-            f"{path} holds dependencies, but {brackets_only[0]} is for brackets. Leave it out. To make trees binary, "
-            "take --structure left-first or right-first; to remove punctuation, --punctuation remove."
+            f"{path} holds dependencies, but {brackets_only[0]} is for brackets. Leave it out. --structure "
+            "left-first or right-first makes trees binary, and --punctuation remove removes punctuation."
         )
     if given and not found:
         raise ValueError(
-            f"{path} holds bracketed trees, which are constituents already: leave out "
+            f"{path} holds bracketed trees, which are constituents already. Leave out "
             f"{flag_of(next(iter(given)))}, or say --from conllu"
         )
     return found
@@ -152,11 +152,11 @@ def treebank(
 ) -> None:
     """Check trees of parsers or treebanks, and write them as one clean file for training.
 
-    Reads bracketed trees with a tag for each word: the format of treebanks, and of the parsers benepar, stanza and
-    supar. Reads dependency treebanks (CoNLL-U, Universal Dependencies), too: a word and all words below it are a
-    constituent. Writes one tree per line, without traces, function tags and root wrappers. OUT.meta.json holds counts,
-    and the checksums of inputs and output. If a tree cannot be read, the command stops and names the file and the
-    lines.
+    The command reads bracketed trees with a tag for each word. Treebanks and the parsers benepar, stanza and supar
+    write this format. The command also reads dependency treebanks (CoNLL-U, Universal Dependencies). There, a word and
+    all words below it become a constituent. It writes one tree per line, without traces, function tags and root
+    wrappers. OUT.meta.json holds counts, and the checksums of inputs and output. If a tree cannot be read, the command
+    stops and names the file and the lines.
 
     Examples:
         synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
@@ -229,12 +229,13 @@ def silver(
 ) -> None:
     """Parse text with a span parser or with Stanza, to train on the trees.
 
-    Writes one tree per sentence, without blank lines; `synlm treebank` turns them into training data. OUT.meta.json
-    names the parser and holds checksums. If the command was stopped, run it again to continue. Until it is done, the
-    trees are in OUT.partial.
+    The command writes one tree per sentence, without blank lines. `synlm treebank` turns these trees into training
+    data. OUT.meta.json names the parser and holds checksums. If the command was stopped, run it again to continue.
+    Until it is done, the trees are in OUT.partial.
 
-    --parser also writes OUT.confidence.tsv: for each tree its number of words, and its log-probability in nats per
-    word if spans were independent. --parser leaves out sentences that are too long, and words that it cannot read.
+    With --parser, OUT.confidence.tsv holds the number of words of each tree. It also holds the log-probability of the
+    tree in nats per word, as if spans were independent. The parser leaves out sentences that are too long, and words
+    that it cannot read.
 
     Without --parser, Stanza parses (pip install '.[silver]'). Its missing models are downloaded.
 

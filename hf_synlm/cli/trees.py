@@ -32,11 +32,12 @@ FormatOption = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="brackets and json: one line per sentence (json: all trees, log-probabilities); text, upright: drawings; "
-        "latex: for the package forest; svg: a file per sentence; html: one page with all trees and surprisals.",
+        help="brackets and json have one line per sentence; json has all trees and log-probabilities. text and "
+        "upright draw. latex is for the package forest. svg makes a file per sentence, html one page with all "
+        "trees and surprisals.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="File to write, or a folder for several svg; default: print.")]
+Out = Annotated[Path | None, typer.Option(help="Output file (for svg also a folder). By default, print.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class TreesOptions:
     )
 
     def count(self, model: Any, parsing: options.Parsing, among_several: bool) -> int | None:
-        """How many trees of a sentence to ask a model for; `among_several`: models without a beam give one tree."""
+        """How many trees of a sentence a model returns. With `among_several`, models without a beam return one tree."""
         if self.num_trees in (None, 1) and not self.consensus:
             return None
         from hf_synlm.hub.abilities import declared
@@ -63,7 +64,7 @@ class TreesOptions:
         width = parsing.beam(model, f"--num-trees {self.num_trees}" if self.num_trees else "--consensus")
         if self.num_trees and self.num_trees > width:
             raise ValueError(
-                f"--num-trees {self.num_trees}: the beam holds {width}. Give --num-beams of at least as many."
+                f"--num-trees {self.num_trees}: the beam holds {width}. Raise --num-beams to at least this number."
             )
         return self.num_trees or width
 
@@ -91,9 +92,10 @@ def parse(
 ) -> None:
     """Parse sentences into trees.
 
-    Prints trees as brackets, JSON, drawings, LaTeX, SVG or an HTML page. White space separates words; the pieces of a
-    word stay together. A blank line stays blank, and so does a sentence without a tree. Pictures show the surprisal of
-    each word given the words before it, summed over trees. With --tokenize, trees are over the pieces of words.
+    The command prints trees as brackets, JSON, drawings, LaTeX, SVG or an HTML page. White space separates words. The
+    pieces of a word stay together. A blank line stays blank. A sentence without a tree also becomes a blank line.
+    Pictures show the surprisal of each word given the words before it, summed over trees. With --tokenize, the leaves
+    of trees are pieces of words.
 
     Examples:
         echo "the people agree" | synlm parse - --model model_cards/rnng-mini
@@ -107,7 +109,7 @@ def parse(
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
     several = parsing.chosen(num_return_sequences=wanted.num_trees).get("num_return_sequences", 1)
     if several != 1 and len(model) == 1 and not wanted.consensus and style not in ("json", "html"):
-        raise ValueError(f"{several} trees of a sentence: --format {style} shows one. Add --format json, or html.")
+        raise ValueError(f"{several} trees of a sentence, but --format {style} shows one. Add --format json, or html.")
     opened = reading.open([texts], input_format, "--input-format")
     is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus
     is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
@@ -188,8 +190,8 @@ def draw(
 ) -> None:
     """Draw trees from a file, whichever program wrote it.
 
-    This needs no model. A tree may have several lines, which are then indented. Dependencies are drawn as flat
-    constituents. `synlm treebank` makes other constituents of them.
+    This needs no model. A tree may continue in indented lines. Dependencies are drawn as flat constituents. `synlm
+    treebank` can make other constituents of dependencies.
 
     Examples:
         echo "(S (NP the cat) (VP sleeps))" | synlm draw -
@@ -197,10 +199,10 @@ def draw(
     """
     outputs.check_out(out, overwrite, trees, check=lambda path, replace: None)
     if file_ending(trees) in (".tsv", ".csv"):
-        raise ValueError(f"{trees} is a table of texts, not of trees: parse it first by `synlm parse`")
+        raise ValueError(f"{trees} is a table of texts, not of trees. Parse it first by `synlm parse`")
     sentences = options.read_trees(trees, tree_style)
     if not any(sentence.words for sentence in sentences):
-        raise ValueError(f"{trees} holds no tree: give a file with at least one")
+        raise ValueError(f"{trees} holds no tree. Give a file with at least one")
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings([sentences], style, out, str(trees), len(sentences), overwrite)
 
@@ -212,9 +214,9 @@ def _check_drawings(
     numbers = [number for number, words in enumerate(sentences or (), start=1) if words]
     meant = style if out is None else _ENDINGS.get(out.suffix.lower(), style)
     if meant != style:
-        raise ValueError(f"--out {out} has the ending of --format {meant}, not of {style}: change one of the two")
+        raise ValueError(f"--out {out} ends as --format {meant}, not as {style}. Change one of the two")
     if style == "svg" and (sentences is None or len(numbers) != 1) and (out is None or out.suffix == ".svg"):
-        raise ValueError("--format svg makes a picture of every sentence: name a folder by --out, or use --format html")
+        raise ValueError("--format svg makes a picture of every sentence. Name a folder by --out, or use --format html")
     if out is not None:
         total = None if sentences is None else len(sentences)
         for file in {_picture_file(out, number, total) for number in numbers} if style == "svg" else [out]:
@@ -305,10 +307,10 @@ class ChoosingOptions(options.Widths):
     )
 
     def chosen(self) -> dict[str, Any]:
-        """The options of `generate`; ValueError if they do not go together."""
+        """Arguments of `generate`. Raise ValueError if they contradict each other."""
         if not self.sample and (self.num_beams or 1) < self.num_sequences:
             raise ValueError(
-                f"--num-sequences {self.num_sequences} needs a beam or sampling: add --num-beams {self.num_sequences} "
+                f"--num-sequences {self.num_sequences} needs a beam or sampling. Add --num-beams {self.num_sequences} "
                 "or --sample"
             )
         search = ("num_beams", "action_beam_size", "fast_track_size", "structure_mode")
@@ -348,9 +350,9 @@ def generate(
 ) -> None:
     """Continue prompts. Models of this library also give the tree of the whole text.
 
-    A blank line in the file of prompts gives --num-sequences blank lines, but none in tables and drawings. Trees
-    are over tokens, as the model composes them. The score of a text is the log-probability in nats that the search
-    adds up. Beam search without --sample divides it by the number of new tokens (length_penalty).
+    A blank line in the file of prompts gives --num-sequences blank lines. Tables and drawings leave it out. The leaves
+    of trees are the tokens of the model. The score of a text is the log-probability in nats that the search adds up.
+    Beam search without --sample divides this score by the number of new tokens (length_penalty).
 
     Examples:
         synlm generate --model model_cards/gpst-tiny --prompt "The state of our Union" --num-beams 5 --format tree
@@ -361,7 +363,7 @@ def generate(
     texts: list[str | None] = list(prompt or [""])
     if prompts is not None:
         if prompt:
-            raise ValueError("prompts come from a file or from --prompt: leave one of the two out")
+            raise ValueError("prompts come from a file or from --prompt. Leave one of the two out")
         items = read_items(prompts, text_column=text_column, kind=input_format, flag="--input-format")
         texts = [item.text if item.text.strip() else None for item in items]
     chosen = choosing.chosen()

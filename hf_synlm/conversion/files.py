@@ -59,13 +59,13 @@ def _reason(error: Exception) -> str:
 def read_config(paths: Sequence[Path]) -> dict:
     """Read the authors' configuration: a JSON file, or for GPST `r2d2_config` and `gpt_config` in this order."""
     if not paths:
-        raise ValueError("A file of tensors does not tell its configuration. Pass the authors' one by --config.")
+        raise ValueError("A file of tensors has no configuration. Pass the authors' file by --config.")
     sections = [read_json(path) for path in paths]
     if len(sections) == 1:
         return sections[0]
     if len(sections) == 2:
         return {"r2d2_config": sections[0], "gpt_config": sections[1]}
-    raise ValueError(f"{len(paths)} configuration files were given; pass one with both sections, or two.")
+    raise ValueError(f"{len(paths)} configuration files were given. Pass one file with both sections, or two files.")
 
 
 def convert_files(
@@ -86,11 +86,11 @@ def convert_files(
     """
     check_target(output_dir, overwrite, [path for path in (weights, *configs, vocabulary) if path is not None])
     if arch != "gpst" and len(configs) > 1:
-        raise ValueError(f"{len(configs)} configuration files were given; {arch} takes one.")
+        raise ValueError(f"{len(configs)} configuration files were given, but {arch} takes one.")
     state, config = _read_checkpoint(arch, weights, configs, vocabulary is not None)
     if vocabulary is not None:
         if arch != "pushdown" or tokenizer is None:
-            raise ValueError("--vocabulary is only for pushdown with GPT-2's tokenizer. Pass --tokenizer gpt2.")
+            raise ValueError("--vocabulary works only for pushdown with GPT-2's tokenizer. Pass --tokenizer gpt2, too.")
         pieces = pushdown.read_vocabulary(vocabulary)
         tokenizer = pushdown.pushdown_tokenizer(pieces, tokenizer)
         config = {"vocab_size": len(pieces) + 2, "end_word_id": pieces.index(pushdown.END_WORD), **config}

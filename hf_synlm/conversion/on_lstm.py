@@ -86,8 +86,8 @@ def _supervision(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> d
     if options.get("un", "l4d" not in options):
         if split:
             raise ValueError(
-                "The checkpoint has split heads (fwh), but the configuration names no supervised layer. Give 'l4d' and "
-                "leave 'un' out."
+                "The checkpoint has split heads (fwh), but the configuration names no supervised layer. Add 'l4d' "
+                "to the configuration, and delete 'un' there."
             )
         return {}
     if split != (options.get("wds", "middle") != "no"):

@@ -25,7 +25,7 @@ class Options(dict[str, Any]):
     """Options of a configuration by name; one that is missing is a ValueError."""
 
     def __missing__(self, name: str) -> Any:
-        raise ValueError(f"The configuration lacks {name!r}. The tensors do not tell it. Add it.")
+        raise ValueError(f"The configuration lacks {name!r}, which tensors do not tell. Add it.")
 
 
 def clean_state_dict(state_dict: Mapping[str, Tensor]) -> Tensors:
@@ -154,7 +154,7 @@ def fill_model(model: Model, tensors: Mapping[str, Tensor]) -> Model:
             )
     for name, other in model.all_tied_weights_keys.items():
         if not torch.equal(tensors[name], tensors[other]):
-            raise ValueError(f"{name} and {other} differ in the checkpoint; the model ties them. Is the file damaged?")
+            raise ValueError(f"{name} and {other} differ, but the model ties them. Is the file damaged?")
     model.load_state_dict(dict(tensors))
     model.tie_weights()
     return model.eval()

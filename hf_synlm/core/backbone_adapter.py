@@ -132,7 +132,7 @@ class AdapterMixin(AdapterLoading):
             super().add_adapter(adapter_config, adapter_name)
             return
         if self._hf_peft_config_loaded:
-            raise ValueError("The model has an adapter. Save it, and load it by from_pretrained, which merges it.")
+            raise ValueError("The model has an adapter. Save the model, and load it by from_pretrained.")
         # As in transformers, but with any PEFT.
         self._hf_peft_config_loaded = True
         peft.inject_adapter_in_model(adapter_config, self, adapter_name or "default")
@@ -141,8 +141,8 @@ class AdapterMixin(AdapterLoading):
         beyond = [name for name in full if {"base_layer", "original_module", "modules_to_save"} & set(name.split("."))]
         if beyond:
             raise ValueError(
-                f"The adapter changes {beyond[0]}, which is outside of the backbone and trained in full. Take "
-                "target_modules from linear_layers(model), leave out modules_to_save, and make the model anew."
+                f"The adapter changes {beyond[0]}, which is not in the backbone and is trained in full. Make the "
+                "model again, with target_modules from linear_layers(model) and without modules_to_save."
             )
         for name, parameter in full.items():
             parameter.requires_grad_(name not in self.frozen)
@@ -163,7 +163,7 @@ class AdapterMixin(AdapterLoading):
             super().save_pretrained(save_directory, *args, **kwargs)
             return
         if kwargs.get("push_to_hub"):
-            raise ValueError("push_to_hub=True: save the adapter without it, and call push_to_hub of the model.")
+            raise ValueError("An adapter is saved without push_to_hub=True. Then call push_to_hub of the model.")
         if not kwargs.get("is_main_process", True):
             return
         weights = dict(kwargs.get("state_dict") or self.state_dict())
@@ -211,7 +211,7 @@ def _load_with_adapter(
 ) -> Any:
     """`from_pretrained` of a model `cls` for the folder of an adapter, whose options on the Hub are `hub`."""
     if peft is None:
-        raise ValueError(f"{str(name)!r} is an adapter of a backbone, which needs PEFT: pip install peft")
+        raise ValueError(f"{str(name)!r} is an adapter of a backbone and needs PEFT. Install it by pip install peft")
     config, of = copy.deepcopy(config), dict(config.adapter_of or {})
     config.adapter_of = None
     source = backbone or of["name"]
@@ -230,19 +230,19 @@ def _load_with_adapter(
             adapted = peft.PeftModel.from_pretrained(whole, folder)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(
-            f"{str(name)!r} is an adapter of the backbone {source!r}, and one of them cannot be loaded, or they do not "
-            f"fit. Pass the right backbone as backbone (--backbone). {' '.join(str(error).split())}"
+            f"{str(name)!r} is an adapter of the backbone {source!r}. Adapter and backbone cannot be loaded "
+            f"together. Pass the right backbone as backbone (--backbone). {' '.join(str(error).split())}"
         ) from error
     if found != of["sha256"]:
         raise ValueError(
-            f"{str(name)!r} is an adapter of other weights than those of {source!r}. Pass the folder or the Hub name "
-            "of the backbone that it was trained on as backbone (--backbone)."
+            f"{str(name)!r} was not trained on the weights of {source!r}. Pass the folder or Hub name of its own "
+            "backbone as backbone (--backbone)."
         )
     lora = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     expected = {*lora, *(_PEFT_PREFIX + key for key in whole.saved_in_full(whole.state_dict()))}
     if set(saved) != expected:
         wrong = sorted(set(saved) ^ expected)
-        raise ValueError(f"{str(name)!r}: weights of the adapter are missing or too many: {wrong[:3]}. Get it again.")
+        raise ValueError(f"{str(name)!r} lacks weights, or has others: {wrong[:3]}. Get the adapter again.")
     weights = adapted.merge_and_unload().state_dict() if merge else plain
     loaded = cls.from_pretrained(None, *args, config=config, state_dict=weights, **kwargs)
     model = loaded[0] if isinstance(loaded, tuple) else loaded

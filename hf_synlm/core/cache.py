@@ -92,5 +92,5 @@ class StateCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Not possible."""
         raise ValueError(
-            f"crop({tokens_to_remove}): the model cannot go back to words that it has read; start a new cache"
+            f"crop({tokens_to_remove}): the model cannot go back to words that it has read. Start a new cache"
         )

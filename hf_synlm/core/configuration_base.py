@@ -143,8 +143,8 @@ class SyntacticConfig(transformers.PreTrainedConfig):
         given = {"vocab_size": len(tokenizer), **ids, **fields}
         if missing := [name for name in ids if given[name] is None and getattr(cls, name) is not None]:
             raise ValueError(
-                f"the tokenizer has no {', '.join(missing)}: load it by hf_synlm.data.tokenizers.load_tokenizer, which "
-                "adds them, or give them"
+                f"the tokenizer has no {', '.join(missing)}. Load it by hf_synlm.data.tokenizers.load_tokenizer, "
+                "which adds these tokens, or give their ids"
             )
         return cls(**given)
 
@@ -190,8 +190,8 @@ class SyntacticConfig(transformers.PreTrainedConfig):
         if wrong := {name: value for name, value in ids.items() if not 0 <= value < self.vocab_size}:
             found = ", ".join(f"{name} {value}" for name, value in wrong.items())
             raise ValueError(
-                f"{found}: outside the vocabulary of {self.vocab_size} ids. Set {', '.join(wrong)} to ids below "
-                f"vocab_size: those of the tokenizer ({type(self).__name__}.from_tokenizer(tokenizer, ...) takes them)."
+                f"{found} is outside the vocabulary of {self.vocab_size} ids. Set {', '.join(wrong)} to ids of the "
+                f"tokenizer, below vocab_size ({type(self).__name__}.from_tokenizer(tokenizer, ...) takes them)."
             )
 
 

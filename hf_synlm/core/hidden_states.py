@@ -56,7 +56,7 @@ def wanted_states(config: PreTrainedConfig, output_hidden_states: HiddenStateCho
     places = [choice] if isinstance(choice, int) else list(choice)
     wrong = [place for place in places if not -num_states <= place < num_states]
     if wrong:
-        raise ValueError(f"output_hidden_states: no entry {wrong[0]}; this model has {num_states} entries.")
+        raise ValueError(f"output_hidden_states names entry {wrong[0]}, but this model has {num_states} entries.")
     return frozenset(place % num_states for place in places)
 
 

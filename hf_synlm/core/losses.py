@@ -31,7 +31,7 @@ def check_shares(loss_shares: Mapping[str, float] | None, parts: Iterable[str]) 
     known = list(parts)
     for name in loss_shares or ():
         if name not in known:
-            raise ValueError(f"loss_shares: the loss has no part {name!r}. Its parts: {', '.join(known)}.")
+            raise ValueError(f"loss_shares names {name!r}, but the loss has only the parts {', '.join(known)}.")
 
 
 def widened(values: Tensor) -> Tensor:

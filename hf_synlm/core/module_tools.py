@@ -93,8 +93,7 @@ class SyntacticPreTrainedModel(PreTrainedModel):
         if name == "forward" and "fused_lm_head" in (getattr(value, "__kwdefaults__", None) or ()):
             raise ValueError(
                 f"A trainer of TRL replaces the loss of {type(self).__name__} by a cross entropy of "
-                "`last_hidden_state` and the output layer, which is not what this model is trained on. Use Trainer of "
-                "transformers."
+                "`last_hidden_state` and the output layer. This model has another loss. Use Trainer of transformers."
             )
         super().__setattr__(name, value)
 
@@ -137,8 +136,8 @@ def check_tied_words(model: Any) -> None:
     """Raise ValueError if PEFT trains a copy of one of the two matrices of the words, which such a model has as one."""
     if model.training and model.model.embed_tokens.weight is not model.lm_head.weight:
         raise ValueError(
-            f"{type(model).__name__} reads and writes words with one matrix. PEFT would train a copy of it, which "
-            "could not be saved. Leave embed_tokens and lm_head out of modules_to_save."
+            f"{type(model).__name__} reads and writes words with one matrix. PEFT would train a copy of this matrix, "
+            "and the copy could not be saved. Leave embed_tokens and lm_head out of modules_to_save."
         )
 
 
@@ -169,8 +168,8 @@ def _in_floating_point(weight: Tensor, layer: Any) -> Tensor:
     # Integers, and floats of one byte, need scales that are stored elsewhere.
     if not weight.is_floating_point() or weight.dtype.itemsize < 2:
         raise ValueError(
-            f"A weight of {type(layer).__name__} [{weight.shape}] has type {weight.dtype}, but it is read directly, "
-            "which works with the formats of torchao only. Leave this layer out of the quantization "
+            f"A weight of {type(layer).__name__} [{weight.shape}] has type {weight.dtype}. The model reads this "
+            "weight directly and can do so only in formats of torchao. Leave this layer out of the quantization "
             "(llm_int8_skip_modules), or use TorchAoConfig."
         )
     return weight
@@ -181,21 +180,21 @@ def _check(wrapper: Any, layer: Any) -> None:
     kind = type(unwrapped(layer)).__name__
     if not (hasattr(wrapper, "lora_A") and hasattr(wrapper, "get_delta_weight")):
         raise ValueError(
-            f"A layer ({kind}) is wrapped by {type(wrapper).__module__}.{type(wrapper).__name__}, but its weight is "
-            "read directly, which works with LoRA only. Leave it out of target_modules, or use LoRA."
+            f"A layer ({kind}) is wrapped by {type(wrapper).__module__}.{type(wrapper).__name__}. The model reads "
+            "this layer's weight directly, which only LoRA allows. Leave it out of target_modules, or use LoRA."
         )
     if getattr(unwrapped(layer), "groups", 1) != 1:
         raise ValueError(
-            f"A grouped layer ({kind}) has an adapter, which PEFT cannot write as a sum of weights. Leave it out of "
+            f"PEFT cannot write the adapter of a grouped layer ({kind}) as a sum of weights. Leave this layer out of "
             "target_modules."
         )
     # PEFT passes the adapter of each text to its layers by hooks, when they are called; this one is not called.
     told = sorted({key for hook in wrapper._forward_pre_hooks.values() for key in getattr(hook, "keywords", ())})
     if told:
         raise ValueError(
-            f"{', '.join(told)} was given, but the weight of a layer ({kind}) with adapters is read directly and is "
-            "the same for all texts. Load the model again (PEFT keeps the option after an error), and choose by "
-            "set_adapter, or leave the layer out of target_modules."
+            f"{', '.join(told)} was given, but a layer ({kind}) with adapters has one weight for all texts. Load the "
+            "model again, because PEFT keeps the option after an error. Then choose an adapter by set_adapter, or "
+            "leave the layer out of target_modules."
         )
     for adapter in wrapper.active_adapters:
         dropout = wrapper.lora_dropout[adapter] if adapter in wrapper.lora_dropout else None
@@ -208,6 +207,6 @@ def _check(wrapper: Any, layer: Any) -> None:
             more.append(type(wrapper.lora_variant[adapter]).__name__)
         if more:
             raise ValueError(
-                f"Adapter {adapter!r} of a layer ({kind}) has {', '.join(more)}, but the weight of this layer is read "
-                "directly, as a sum of weights. Leave this option out, or the layer out of target_modules."
+                f"Adapter {adapter!r} of a layer ({kind}) has {', '.join(more)}, but this layer's weight is read "
+                "directly, as a sum of weights. Leave out this option, or leave the layer out of target_modules."
             )

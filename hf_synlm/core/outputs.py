@@ -176,8 +176,8 @@ class ParseOutput(ModelOutput):
         if len(words) != length and not folds:
             expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
             raise ValueError(
-                f"Sentence {sentence} has {expected}; {len(words)} words were given. Pass one per token, or the "
-                "tokenizer; for trees over words: hf_synlm.parse_sentences(model, tokenizer, [words])."
+                f"Sentence {sentence} has {expected}, but {len(words)} words were given. Pass one word per token, or "
+                "the tokenizer. For trees over words, call hf_synlm.parse_sentences(model, tokenizer, [words])."
             )
         labels = None if self.labels is None else self.labels[sentence][hypothesis]
         if folds:
@@ -241,11 +241,12 @@ class GeneratedTrees:
         """
         if not 0 <= sentence < len(self.spans) or not self.lengths[sentence]:
             trees = sum(length > 0 for length in self.lengths)
-            raise ValueError(f"No tree of sequence {sentence}: {trees} of {len(self.spans)} sequences have one.")
+            raise ValueError(f"Sequence {sentence} has no tree. {trees} of {len(self.spans)} sequences have a tree.")
         words = _names_of(words, self.sequences, sentence)
         if len(words) != self.sequences.shape[1]:
             raise ValueError(
-                f"sequences have {self.sequences.shape[1]} columns; {len(words)} words were given. Pass one per column."
+                f"sequences have {self.sequences.shape[1]} columns, but {len(words)} words were given. Pass one per "
+                "column."
             )
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence]]

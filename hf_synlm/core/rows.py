@@ -78,7 +78,7 @@ def check_rows(mask: Tensor, name: str = "attention_mask", may_be_empty: bool = 
     """Raise ValueError if a row of `mask` [B, T], True = token, is empty or has holes; one copy to the host."""
     for row, runs in enumerate(count_runs(mask).tolist()):
         if runs > 1:
-            raise ValueError(f"{name} leaves holes inside row {row}: its tokens must stand side by side.")
+            raise ValueError(f"{name} leaves holes inside row {row}. Put all tokens of a row side by side.")
         if runs == 0 and not may_be_empty:
             raise ValueError(f"Row {row} of input_ids has no token (besides a begin token). Leave empty texts out.")
 

@@ -103,14 +103,14 @@ def read_brackets(
             elif symbol == ")":
                 if not open_places:
                     raise ValueError(
-                        f"{describe(symbol, place)} closes nothing: add its '(', or write -RRB- if it is a word"
+                        f"{describe(symbol, place)} closes nothing. Add its '(', or write -RRB- if it is a word"
                     )
                 open_places.pop()
             yield symbol, place, is_first
             is_first = symbol == "("
     if open_places:
         raise ValueError(
-            f"{describe('(', open_places[-1])} is never closed: add its ')', or write -LRB- if it is a word"
+            f"{describe('(', open_places[-1])} is never closed. Add its ')', or write -LRB- if it is a word"
         )
 
 
@@ -139,7 +139,7 @@ def read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterato
                 _check_label(path, source)
             if path and path[-1].words:
                 raise ValueError(
-                    f"{describe(symbol, place)} after the word {path[-1].words[-1]!r}: give the word its own (TAG ), "
+                    f"{describe(symbol, place)} after the word {path[-1].words[-1]!r}. Give the word its own (TAG ), "
                     "and write a parenthesis that belongs to it as -LRB-"
                 )
             path.append(Node("", place[0]))
@@ -156,15 +156,15 @@ def read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterato
                 layout.end_tree(node, place)
                 yield node
         elif not path:
-            raise ValueError(f"{describe(symbol, place)} stands outside of all trees: trees begin with '('")
+            raise ValueError(f"{describe(symbol, place)} stands outside of all trees. Begin trees with '('")
         elif is_first:
             path[-1].label = symbol
             if symbol in ROOT_LABELS and len(path) > 1:
                 _check_label(path, source)
         elif path[-1].children or (path[-1].words and not split_leaves):
             raise ValueError(
-                f"{source}:{place[0]}: the word {symbol!r} has no bracket of its own: write it as (TAG {symbol}), or, "
-                "if it belongs to the leaf before it, split such leaves (--split-leaves of this command or of synlm "
+                f"{source}:{place[0]}: the word {symbol!r} has no bracket of its own. Write it as (TAG {symbol}). If "
+                "it belongs to the leaf before, split such leaves (--split-leaves of this command or of synlm "
                 "treebank; in Python split_leaves=True)"
             )
         else:
@@ -195,7 +195,7 @@ def _check_label(path: Sequence[Node], source: str) -> None:
         raise ValueError(f"{source}:{node.line}: a bracket inside the tree has no label: {remedy}")
     if node.label == root.label and any(outer.children or outer.label not in ROOT_LABELS for outer in path[:-1]):
         raise ValueError(
-            f"{source}:{root.line}: '(' is never closed before {node.label} begins in line {node.line}: add its ')'"
+            f"{source}:{root.line}: '(' is never closed before {node.label} begins in line {node.line}. Add its ')'"
         )
 
 
@@ -260,7 +260,7 @@ def _open_words(root: Node, bare: Sequence[tuple[Node, Node]], source: str) -> N
     for node, parent in bare:
         if not is_style or not parent.label or len(parent.children) != 1:
             raise ValueError(
-                f"{source}:{node.line}: ({node.label}) contains neither a word nor a constituent: write words as "
+                f"{source}:{node.line}: ({node.label}) contains neither a word nor a constituent. Write words as "
                 "(TAG word), and a parenthesis that is a word as -LRB- or -RRB-"
             )
         parent.children, parent.words = [], [node.label]
@@ -342,7 +342,7 @@ def _read_tree(text: str, has_labels: bool) -> tuple[list[tuple[str, int, int]],
     open_nodes: list[tuple[int, str, int, int]] = []
     for symbol, place, is_first in read_brackets([text]):
         if words and not open_nodes:
-            raise ValueError(f"{_at_character(symbol, place)} stands after the end of the tree: give one tree")
+            raise ValueError(f"{_at_character(symbol, place)} stands after the end of the tree. Give one tree")
         if symbol == "(":
             open_nodes.append((place[1], "", len(words), 0))
             continue
@@ -352,16 +352,16 @@ def _read_tree(text: str, has_labels: bool) -> tuple[list[tuple[str, int, int]],
         if symbol == ")":
             opened_at, label, start, count = open_nodes.pop()
             if has_labels and not label:
-                raise ValueError(f"the bracket opened at character {opened_at} has no label: add one")
+                raise ValueError(f"the bracket opened at character {opened_at} has no label. Add one")
             if has_labels and not count:
                 raise ValueError(
-                    f"the bracket opened at character {opened_at} contains no word: give it one, and write "
+                    f"the bracket opened at character {opened_at} contains no word. Add a word, and write "
                     "parentheses that are characters as -LRB- and -RRB-"
                 )
             if not has_labels and count < 2:
                 raise ValueError(
-                    f"the bracket opened at character {opened_at} has {count} child(ren): "
-                    "a constituent needs at least two, a single word stands without brackets"
+                    f"the bracket opened at character {opened_at} has {count} child(ren). Give it at least two, and "
+                    "write a single word without brackets"
                 )
             constituents.append((label, start, len(words)))
         else:
@@ -370,5 +370,5 @@ def _read_tree(text: str, has_labels: bool) -> tuple[list[tuple[str, int, int]],
             opened_at, label, start, count = open_nodes.pop()
             open_nodes.append((opened_at, label, start, count + 1))
     if not words:
-        raise ValueError(f"no tree in {text!r}: leave empty lines out")
+        raise ValueError(f"no tree in {text!r}. Leave empty lines out")
     return constituents, words

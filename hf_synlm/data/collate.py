@@ -78,7 +78,7 @@ def word_ends_from_offsets(offsets: Sequence[tuple[int, int]], words: Sequence[s
         word_ids.append(word)
     missing = sorted(set(range(len(words))) - set(word_ids))
     if missing:
-        raise ValueError(f"word {missing[0]} ({words[missing[0]]!r}) has no token: remove it or use another tokenizer")
+        raise ValueError(f"word {missing[0]} ({words[missing[0]]!r}) has no token. Remove it or use another tokenizer")
     return word_ends_from_word_ids(word_ids)
 
 

@@ -164,7 +164,7 @@ def read_conllu(
     elif no_trees:
         problems += [*no_trees[:-1], f"{no_trees[-1]}. `synlm treebank --invalid skip` leaves out such sentences"]
     if len(problems) > 1 and not sentences and all("HEAD is '_'" in problem for problem in problems):
-        raise ValueError(f"{path}: no word has a HEAD: parse the text first")
+        raise ValueError(f"{path}: no word has a HEAD. Parse the text first")
     if problems:
         head = [] if len(problems) == 1 else [f"{path}: {plural(len(problems), 'sentence')} cannot be read:"]
         raise ValueError("\n".join([*head, *problems[:20], *(["..."] if len(problems) > 20 else [])]))

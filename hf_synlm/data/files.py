@@ -170,13 +170,13 @@ def find_files(place: PathLike, ending: str, names: Sequence[str], what: str, so
     """The files of a benchmark in alphabetical order: those in a folder with these `names`, all, or one file."""
     place = Path(place)
     if not place.exists():
-        raise ValueError(f"{place} does not exist: name the folder of the {ending} files, or one of them")
+        raise ValueError(f"{place} does not exist. Name the folder of the {ending} files, or one of these files")
     found = {file.stem: file for file in ([place] if place.is_file() else sorted(place.glob(f"*{ending}")))}
     if not found:
-        raise ValueError(f"{place} holds no {what}s ({ending} files): get them from {source}")
+        raise ValueError(f"{place} holds no {what}s ({ending} files). Get them from {source}")
     unknown = [name for name in names if name not in found]
     if unknown:
-        raise ValueError(f"no {what} {', '.join(unknown)} in {place}: there are {', '.join(found)}")
+        raise ValueError(f"no {what} {', '.join(unknown)} in {place}. It holds {', '.join(found)}")
     return [found[name] for name in sorted(names or found)]
 
 
@@ -209,7 +209,7 @@ def check_target(output_dir: PathLike, overwrite: bool = False, inputs: Sequence
         raise ValueError(f"{str(path)!r} exists. Choose another folder, or pass overwrite (--overwrite) to replace it.")
     if path.exists() and any(path.iterdir()):
         if not (path / CONFIG_FILE).is_file():
-            raise ValueError(f"{str(path)!r} is not the folder of a model (no {CONFIG_FILE}). Choose another one.")
+            raise ValueError(f"{str(path)!r} is not the folder of a model (no {CONFIG_FILE}). Choose another folder.")
         for kept in (Path.home(), Path.cwd(), *map(Path, inputs)):
             if path.resolve() in (kept.resolve(), *kept.resolve().parents):
                 raise ValueError(f"{str(path)!r} contains {str(kept)!r}, which would be lost. Choose another folder.")

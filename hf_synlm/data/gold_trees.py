@@ -34,7 +34,7 @@ def label_inventory(sentences: Iterable[TreebankSentence], system: str = "top_do
     every = (system_constituents(tree.labeled_spans, len(tree.words), system) for tree in sentences)
     labels = {label for constituents in every for label, _, _ in constituents}
     if not labels:
-        raise ValueError("the sentences have no labeled constituent: are their trees labeled?")
+        raise ValueError("the sentences have no labeled constituent. Give trees with labels")
     return tuple(sorted(labels))
 
 

@@ -88,7 +88,7 @@ class ParsedSentence:
 
     def __post_init__(self) -> None:
         if self.word_log_probs is not None and len(self.word_log_probs) != len(self.words):
-            raise ValueError(f"{len(self.word_log_probs)} log-probabilities for {len(self.words)} words: give one each")
+            raise ValueError(f"{len(self.word_log_probs)} log-probabilities for {len(self.words)} words. Give one each")
         for rank, tree in enumerate(self.hypotheses):
             if tree.labels is not None and len(tree.labels) != len(tree.spans):
                 raise ValueError(f"tree {rank} has {len(tree.spans)} spans and {len(tree.labels)} labels: one each")
@@ -117,7 +117,7 @@ class ParsedSentence:
             if len(words) != length:
                 expected = f"{length} tokens" + (f" or {len(ends)} words" if ends is not None else "")
                 raise ValueError(
-                    f"sentence {sentence} has {expected}, but {len(words)} words were given: one per token"
+                    f"sentence {sentence} has {expected}, but {len(words)} words were given. Give one word per token"
                 )
             ends = list(range(offset + 1, offset + length + 1))
         last = set(ends)
@@ -172,8 +172,8 @@ class ParsedSentence:
         """
         if not 0 <= hypothesis < len(self.hypotheses):
             raise ValueError(
-                f"there is no tree {hypothesis} of {' '.join(self.words)!r}: the parser gave {len(self.hypotheses)}; "
-                "a wider beam of a search may find more"
+                f"there is no tree {hypothesis} of {' '.join(self.words)!r}: the parser gave {len(self.hypotheses)}. "
+                "A search with a wider beam may find more"
             )
         return self.hypotheses[hypothesis]
 
@@ -226,7 +226,7 @@ class ParsedSentence:
             )
             return cls(tuple(values["words"]), trees, log_probs, tags=tags)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"this is not a parsed sentence ({error!r}): give words and trees with spans") from error
+            raise ValueError(f"this is not a parsed sentence ({error!r}). Give words and trees with spans") from error
 
 
 def posteriors(sentence: ParsedSentence) -> list[float] | None:
@@ -470,7 +470,7 @@ def read_parse(line: str, style: TreeStyle = "unlabeled", **reading: Any) -> Par
         ValueError: the line is neither, or the style is unknown.
     """
     if style not in get_args(TreeStyle):
-        raise ValueError(f"style is {style!r}: choose one of {', '.join(get_args(TreeStyle))}")
+        raise ValueError(f"style is {style!r}. Choose one of {', '.join(get_args(TreeStyle))}")
     line = line.strip()
     if not line:
         return ParsedSentence(())
@@ -489,7 +489,7 @@ def read_parse(line: str, style: TreeStyle = "unlabeled", **reading: Any) -> Par
     except ValueError as error:
         raise ValueError(str(error).replace("<text>:1: ", "")) from error
     if len(trees) != 1:
-        raise ValueError(f"the line contains {len(trees)} trees: write one per line")
+        raise ValueError(f"the line contains {len(trees)} trees. Write one per line")
     return _from_treebank(trees[0])
 
 

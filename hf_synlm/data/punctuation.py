@@ -50,7 +50,7 @@ def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuati
         ValueError: another value of `punctuation`.
     """
     if punctuation not in get_args(Punctuation):
-        raise ValueError(f"unknown punctuation_by={punctuation!r}: choose one of {', '.join(get_args(Punctuation))}")
+        raise ValueError(f"unknown punctuation_by={punctuation!r}. Choose one of {', '.join(get_args(Punctuation))}")
     if punctuation == "tag":
         return [tag in WORD_TAGS | UNIVERSAL_WORD_TAGS for tag in tags]
     return [not is_punctuation(word) for word in words]

@@ -64,8 +64,8 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
     if changed:
         told = [text for text in changed if ".bytes was" not in text and "sha256 was" not in text]
         raise ValueError(
-            f"{folder.parent} holds text that was prepared otherwise: {'; '.join(told) or 'its files were others'}. "
-            f"Repeat the old values, choose another folder (--output-dir), or delete {folder.parent}."
+            f"{folder.parent} holds text prepared otherwise: {'; '.join(told) or 'its files were others'}. Repeat "
+            f"the old values, choose another folder (--output-dir), or delete {folder.parent}."
         )
 
 
@@ -74,8 +74,8 @@ def _check_format(folder: Path) -> dict[str, Any]:
     made_from = read_record(folder / MADE_FROM_FILE)
     if made_from.get("format") != FORMAT:
         raise ValueError(
-            f"{folder}: prepared by another version (format {made_from.get('format')}, not {FORMAT}). Delete it, and "
-            f"run python training/prepare_text.py --output-dir {folder.parent} with the options of that time."
+            f"{folder} is of another version (format {made_from.get('format')}, not {FORMAT}). Delete it, and run "
+            f"python training/prepare_text.py --output-dir {folder.parent} with the options of that time."
         )
     return made_from
 

@@ -54,7 +54,7 @@ def load_parser(
         raise ValueError(
             f"Stanza cannot load a parser of {language!r}: {' '.join(str(error).split())} Its parsers are listed on "
             "https://stanfordnlp.github.io/stanza/constituency.html. Without a network, copy the folder "
-            "stanza_resources from a machine that has one, and name it by --models."
+            "stanza_resources from another machine, and name it by --models."
         ) from error
     return parser
 
@@ -75,5 +75,5 @@ def silver_trees(parser: Any, lines: Iterable[str], batch_size: int = 50) -> Ite
     """
     for document in parser.stream(lines, batch_size=batch_size):
         if not document.sentences:
-            raise ValueError(f"the parser finds no word in {document.text!r}: leave the line out")
+            raise ValueError(f"the parser finds no word in {document.text!r}. Leave the line out")
         yield str(document.sentences[0].constituency)

@@ -273,7 +273,7 @@ class ParquetFiles(TableFiles):
                     yield from self.table.arrow_rows(batch, path, counts)
                     number += len(batch)
         except (pyarrow.ArrowException, OSError) as error:  # Arrow reports damaged pages as OSError
-            raise ValueError(f"{path} cannot be read as Parquet after row {number}: {error}. Replace it.") from error
+            raise ValueError(f"{path} cannot be read as Parquet after row {number}: {error}. Get it again.") from error
 
 
 class TreebankFiles(TextFiles):

@@ -97,7 +97,7 @@ def make_stream(sentences: Iterable[SentenceCode], boundary_id: int) -> TokenStr
             ordered = sorted(sentence.spans, key=lambda span: (span[1], -span[0]))
             spans.append(np.array(ordered, dtype=np.int64).reshape(-1, 2) + start)
     if len(starts) == 1:
-        raise ValueError("there are no sentences: name other files")
+        raise ValueError("there are no sentences. Name other files")
     positions = np.array(starts, dtype=np.int64)
     gold = None
     if distances:
@@ -192,7 +192,7 @@ def stream_remainder(num_tokens: int, num_rows: int) -> tuple[int, int]:
     """
     if num_rows < 1 or num_tokens <= num_rows:
         raise ValueError(
-            f"a stream of {num_tokens} tokens cannot be cut into {num_rows} rows of at least one: use fewer rows or "
+            f"a stream of {num_tokens} tokens cannot be cut into {num_rows} rows of at least one. Use fewer rows or "
             "more text"
         )
     length, remainder = divmod(num_tokens - 1, num_rows)

@@ -94,7 +94,7 @@ def _read_tsv(lines: Iterable[str]) -> Iterator[list[str]]:
                 fields = next(csv.reader([line], delimiter="\t", strict=True))
             except csv.Error as error:
                 raise ValueError(
-                    f"{error} in {line!r:.60}: double the quotation marks inside a quoted field"
+                    f"{error} in {line!r:.60}. Double the quotation marks inside a quoted field"
                 ) from error
         yield fields
 
@@ -165,7 +165,7 @@ def open_unpacked(path: PathLike) -> Iterator[BinaryIO]:
         head = file.peek(len(_LFS_POINTER))
         refuse_pointer(path, head)
         if _OTHER_ARCHIVE.match(head):
-            raise ValueError(f"{path} is compressed: unpack it first, or compress it by gzip, bzip2 or xz")
+            raise ValueError(f"{path} is compressed. Unpack it first, or compress it by gzip, bzip2 or xz")
         unpack = next((unpack for start, unpack in _UNPACKING.items() if re.match(start, head)), None)
         if unpack is None:
             yield file
@@ -266,7 +266,7 @@ def check_list(name: str, values: Any, item: str = '"..."') -> None:
     Where items are no texts, a list of texts is refused, too.
     """
     if isinstance(values, (str, bytes)) or (item[0] != '"' and any(isinstance(value, str) for value in values)):
-        raise ValueError(f"{name} is {values!r:.60}: give a list, [{item}]")
+        raise ValueError(f"{name} is {values!r:.60}. Give a list, [{item}]")
 
 
 def split_sentences(text: str, *, language: str = "en") -> list[str]:

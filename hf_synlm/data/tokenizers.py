@@ -105,7 +105,7 @@ def train_wordpiece_tokenizer(
     """
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", END_OF_TEXT_TOKEN, REDUCE_TOKEN]
     if vocab_size <= len(special):
-        raise ValueError(f"vocab_size is {vocab_size}: it must exceed the {len(special)} special tokens")
+        raise ValueError(f"vocab_size is {vocab_size} and must exceed the {len(special)} special tokens")
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     pieces = _learn_pieces(_some_text(texts), vocab_size - len(special), min_frequency, normalizer)
     vocab = {token: index for index, token in enumerate([*special, *pieces])}
@@ -186,7 +186,7 @@ def _some_text(texts: Iterable[str]) -> Iterable[str]:
         is_empty = is_empty and not text.strip()
         yield text
     if is_empty:
-        raise ValueError("there is no text to train a tokenizer on: name other files")
+        raise ValueError("there is no text to train a tokenizer on. Name other files")
 
 
 def character_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> PreTrainedTokenizerFast:
@@ -210,7 +210,7 @@ def character_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> PreTrain
     counts = Counter(chain.from_iterable(texts))
     known = sorted((c for c, count in counts.items() if count >= min_count), key=lambda c: (-counts[c], c))
     if not known:
-        raise ValueError(f"no character is left of {len(counts)} with min_count {min_count}: check the files")
+        raise ValueError(f"no character is left of {len(counts)} with min_count {min_count}. Check the files")
     pad_token, unknown_token, boundary = special = ("<|pad|>", "<|unk|>", "</s>")
     vocabulary = {token: index for index, token in enumerate([*special, *known])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown_token))
@@ -268,13 +268,13 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
     tokenizer = transformers.AutoTokenizer.from_pretrained(name_or_path, **{"padding_side": "left", **kwargs})
     if not tokenizer.is_fast:
         raise ValueError(
-            f"{name_or_path} is a {type(tokenizer).__name__}, not a fast tokenizer, which has no word boundaries: "
-            "choose one that has a tokenizer.json"
+            f"{name_or_path} is a {type(tokenizer).__name__}, which has no word boundaries. Choose a fast tokenizer, "
+            "with a tokenizer.json"
         )
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= len(tokenizer):
         raise ValueError(
-            f"{name_or_path} has {len(tokenizer)} tokens, but its largest id is {largest}: number its tokens from 0 to "
+            f"{name_or_path} has {len(tokenizer)} tokens, but its largest id is {largest}. Number its tokens from 0 to "
             f"{len(tokenizer) - 1} without gaps in its tokenizer.json, or choose another tokenizer"
         )
     if len(tokenizer) == _GPT2_VOCAB_SIZE and tokenizer.eos_token == END_OF_TEXT_TOKEN:
@@ -328,7 +328,7 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     ids["reduce_token_id"] = tokenizer.get_vocab().get(REDUCE_TOKEN)
     missing = [name for name, value in ids.items() if value is None]
     if missing:
-        raise ValueError(f"the tokenizer has no {', '.join(missing)}: load it with load_tokenizer, which adds them")
+        raise ValueError(f"the tokenizer has no {', '.join(missing)}. Load it with load_tokenizer, which adds them")
     return {"vocab_size": len(tokenizer), **ids}
 
 

@@ -105,7 +105,7 @@ class TreebankSentence:
             ValueError: the number of bools differs from the number of words.
         """
         if len(keep) != len(self.words):
-            raise ValueError(f"keep has {len(keep)} values for {len(self.words)} words: give one per word")
+            raise ValueError(f"keep has {len(keep)} values for {len(self.words)} words. Give one per word")
         before = list(accumulate(map(bool, keep), initial=0))
         # A word stays joined to a word that stays.
         marks = None if self.joined is None else map(all, zip(self.joined, (True, *keep), strict=False))
@@ -174,13 +174,13 @@ def read_treebank(
     if is_conllu(path, head[-1] if head else ""):
         of_brackets = [name for name in options if name not in ("keep_functions", "left_out")]
         if given := [name for name in of_brackets if options[name]]:
-            raise ValueError(f"{path} holds dependencies, which have no option {given[0]}: leave it out")
+            raise ValueError(f"{path} holds dependencies, which have no option {given[0]}. Leave it out")
         how: dict[str, Any] = {"punctuation": "remove" if without_punctuation else "keep", **dependencies}
         yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines, **how)
     else:
         if dependencies:
             raise ValueError(
-                f"{path} holds bracketed trees, which are constituents already: leave out the options of dependencies "
+                f"{path} holds bracketed trees, which are constituents already. Leave out the options of dependencies "
                 f"({', '.join(sorted(dependencies))})"
             )
         yield from parse_treebank(lines, source=str(path), **options)
@@ -227,11 +227,9 @@ def read_dependency_trees(
     counts, left_out = Counter() if counts is None else counts, Counter() if left_out is None else left_out
     sentences = read_conllu(path, tokens, counts, lines, invalid)
     if not sentences:
-        raise ValueError(f"{path} contains no sentence: is it a file in CoNLL-U?")
+        raise ValueError(f"{path} contains no sentence. Is it a file in CoNLL-U?")
     if labels == "upos" and all(tag == "_" for sentence in sentences for tag in sentence.tags):
-        raise ValueError(
-            f"{path}: no word has a UPOS, which labels are made of: make trees by synlm treebank --labels X"
-        )
+        raise ValueError(f"{path}: no word has a UPOS to make labels of. Make trees by synlm treebank --labels X")
     for found in sentences:
         sentence = drop_punctuation(found, PUNCTUATION_TAGS) if punctuation == "remove" else found
         counts["punctuation removed"] += len(found.words) - (len(sentence.words) if sentence else 0)
@@ -242,7 +240,7 @@ def read_dependency_trees(
             if nonprojective == "refuse":
                 name = f" (sentence {sentence.name})" if sentence.name else ""
                 raise ValueError(
-                    f"{sentence.source}: the arc to {sentence.words[crossing[0]]!r} is not projective{name}: lift such "
+                    f"{sentence.source}: the arc to {sentence.words[crossing[0]]!r} is not projective{name}. Lift such "
                     "arcs or skip such sentences (nonprojective: lift or skip)"
                 )
             counts["sentences with crossing arcs"] += 1
@@ -317,7 +315,7 @@ def parse_treebank(
         elif left_out is not None:
             left_out["no words"] += 1
     if not num_trees:
-        raise ValueError(f"{source} contains no tree: is it a file of bracketed trees?")
+        raise ValueError(f"{source} contains no tree. Is it a file of bracketed trees?")
 
 
 def list_bad_lines(path: PathLike, **options: Any) -> list[str]:

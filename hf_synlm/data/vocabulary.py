@@ -159,7 +159,7 @@ def word_tokenizer(
     for word, count in Counter(_words_of(sentences)).items():
         counts[_clean(word, steps)] += count
     if not counts:
-        raise ValueError("there are no words to make a vocabulary of: name other files")
+        raise ValueError("there are no words to make a vocabulary of. Name other files")
     classes = sorted({unknown_class(word, unknown) for word in counts} - {UNKNOWN_TOKEN})
     boundary = END_TOKEN if end_token else PAD_TOKEN
     reserved = list(dict.fromkeys([PAD_TOKEN, UNKNOWN_TOKEN, boundary, *classes]))
@@ -169,9 +169,9 @@ def word_tokenizer(
         known = known[: max(0, vocab_size - len(reserved))]
     if not known:
         raise ValueError(
-            f"no word is left of {len(counts)} with min_count {min_count} and vocab_size {vocab_size}, "
-            f"{len(reserved)} of which are for special tokens and classes: lower min_count "
-            "(--tokenizer-min-frequency) or raise vocab_size (--tokenizer-vocab-size)"
+            f"no word is left of {len(counts)} with min_count {min_count} and vocab_size {vocab_size}, of which "
+            f"special tokens and classes take {len(reserved)}. Lower min_count (--tokenizer-min-frequency) or raise "
+            "vocab_size (--tokenizer-vocab-size)"
         )
     return tokenizer_of_words(
         [*reserved, *known],
@@ -249,7 +249,7 @@ def _clean(word: str, steps: Sequence[normalizers.Normalizer]) -> str:
     if not word or any(character.isspace() or character in _RESERVED for character in word):
         raise ValueError(
             f"the word {word!r} is empty, or contains white space or one of the reserved characters U+10FF00 to "
-            "U+10FF4F: write another character for it"
+            "U+10FF4F. Write another character for it"
         )
     for step in steps:
         word = step.normalize_str(word)
@@ -352,7 +352,7 @@ def subword_tokenizer(
     """
     counts = Counter(_words_of(sentences))
     if not counts:
-        raise ValueError("there are no words to train a tokenizer on: name other files")
+        raise ValueError("there are no words to train a tokenizer on. Name other files")
     for word in counts:
         _clean(word, ())
     uses: Counter[str] = Counter()
@@ -365,7 +365,7 @@ def subword_tokenizer(
     num_bytes = 256 * byte_fallback
     if vocab_size < len(special) + len(alphabet) + num_bytes:
         raise ValueError(
-            f"vocab_size is {vocab_size}: it must be at least {len(special) + len(alphabet) + num_bytes} "
+            f"vocab_size is {vocab_size} and must be at least {len(special) + len(alphabet) + num_bytes} "
             f"({len(alphabet)} characters and {len(special)} special tokens{', and 256 bytes' * byte_fallback})"
         )
     if model == "bpe":
@@ -478,8 +478,8 @@ def word_final_ids(tokenizer: PreTrainedTokenizerBase) -> list[bool]:
         return [True] * len(tokens)
     if WORD_END not in vocabulary:
         raise ValueError(
-            f"the tokenizer has no piece {WORD_END!r} (U+2581), so its ids do not mark where a word ends: "
-            "train one with subword_tokenizer"
+            f"the tokenizer has no piece {WORD_END!r} (U+2581), so its ids do not mark where a word ends. Train a "
+            "tokenizer with subword_tokenizer"
         )
     whole = set(tokenizer.all_special_tokens) - {tokenizer.unk_token}
     return [token.endswith(WORD_END) or token in whole for token in tokens]

@@ -77,7 +77,7 @@ def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prom
     candidates = (model.config.bos_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id)
     begin = next((token for token in candidates if token is not None), None)
     if begin is None:
-        raise ValueError(f"{type(model).__name__} has no begin token and cannot begin a text: give a prompt")
+        raise ValueError(f"{type(model).__name__} has no begin token and cannot begin a text. Give a prompt")
     return [begin]
 
 
@@ -90,7 +90,7 @@ def _check_lengths(model: PreTrainedModel, rows: Sequence[list[int]], max_new_to
         if limit is not None and length + max_new_tokens > limit:
             raise ValueError(
                 f"prompt {number} of {length} tokens and a continuation of {max_new_tokens} exceed the {limit} "
-                "positions of the model: shorten the prompt, or lower max_new_tokens"
+                "positions of the model. Shorten the prompt, or lower max_new_tokens"
             )
 
 

@@ -155,7 +155,7 @@ def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]
 def check_report(path: Path, overwrite: bool = False) -> Path:
     """Check, before anything is computed, that a result can be written."""
     if path.suffix.lower() != ".json":
-        raise ValueError(f"{path}: results are JSON, with a table beside it in .md. Choose a name in .json")
+        raise ValueError(f"{path} does not end in .json, and results are JSON. Choose a name in .json")
     return check_output(path, overwrite)
 
 
@@ -209,8 +209,8 @@ def refuse_pipe(path: PathLike) -> None:
     """Raise ValueError if a file that is read twice is a pipe (standard input, "-", is kept in memory)."""
     if str(path) != "-" and Path(path).is_fifo():
         raise ValueError(
-            f"{path} is a pipe and would have to be read twice. Save it to a file first (text can also be piped in "
-            "with -)."
+            f"{path} is a pipe, but the command reads it twice. Save it to a file first. (Text can also be piped in "
+            "with -.)"
         )
 
 
@@ -219,9 +219,9 @@ def load_result(path: PathLike) -> EvaluationResult:
     path = Path(path)
     fields = read_json(path, "Name a JSON file that `synlm evaluate` wrote by --out.")
     if fields.pop("format", None) != FORMAT:
-        raise ValueError(f"{path} is not a result of hf_synlm: its format is not {FORMAT!r}")
+        raise ValueError(f"{path} is not a result of hf_synlm, because its format is not {FORMAT!r}")
     if fields.pop("format_version", None) != FORMAT_VERSION:
-        raise ValueError(f"{path} is a result of another version: evaluate again, or read it with its own version")
+        raise ValueError(f"{path} is a result of another version of hf_synlm. Evaluate again, or use that version")
     fields.setdefault("command", None)  # later than the format
     known = {field.name for field in dataclasses.fields(EvaluationResult)} - {"items"}
     if set(fields) != known:
@@ -302,7 +302,7 @@ def check_results_of(
             of = "{} with {:,} parameters".format(*size) if all(size) else "no model"
             raise ValueError(
                 f"{path} was measured on {measured.get('name')!r} ({of}), not on {model!r} ({architecture} with "
-                f"{num_parameters:,} parameters): its weights are other files (SHA-256). Evaluate this model."
+                f"{num_parameters:,} parameters). The weights are other files (SHA-256). Evaluate this model."
             )
         if (measured.get("dtype") or dtype) != dtype:
             raise ValueError(

@@ -33,7 +33,7 @@ def load_runs(paths: Sequence[PathLike]) -> list[EvaluationResult]:
     counts = Counter(Path(path).resolve() for path in paths)
     twice = [str(path) for path in paths if counts[Path(path).resolve()] > 1]
     if twice:
-        raise ValueError(f"{', '.join(twice)} is given more than once: give each run once")
+        raise ValueError(f"{', '.join(twice)} is given more than once. Give each run once")
     return [load_result(path) for path in paths]
 
 
@@ -98,7 +98,7 @@ def scores_of_groups(
         names.remove("f1")  # one of the four, by the convention
     missing = [k for k in wanted if not any(name.startswith(k) for name in names)]
     if missing or not names:
-        raise ValueError(f"no score {', '.join(missing or chosen)}: there are {', '.join(first.scores)}")
+        raise ValueError(f"no score {', '.join(missing or chosen)}. There are {', '.join(first.scores)}")
     means: dict[str, list[float]] = {}
     deviations: dict[str, list[float | None]] = {}
     for label in dict.fromkeys(labels):
@@ -117,15 +117,15 @@ def _check_alike(
 ) -> None:
     """Raise ValueError unless two results are of one task and have equal parts, the seed left out."""
     if other.task != first.task:
-        raise ValueError(f"results of different tasks, {first.task} and {other.task}: give those of one task")
+        raise ValueError(f"the results are of different tasks, {first.task} and {other.task}. Give results of one task")
     for name, part in parts.items():
         ours, theirs = part(first), part(other)
         differing = sorted(key for key in {*ours, *theirs} - {"seed"} if ours.get(key) != theirs.get(key))
         if differing:
             shown = "; ".join(f"{key} is {ours.get(key)!r} and {theirs.get(key)!r}" for key in differing)
             raise ValueError(
-                f"results with different {name} cannot be compared: {shown}. (Runs of one model with "
-                "different seeds can; `synlm evaluate compare` tests the trees of two parsers.)"
+                f"results with different {name} cannot be compared: {shown}. (Runs of one model with different seeds "
+                "can be compared. `synlm evaluate compare` tests the trees of two parsers.)"
             )
 
 

@@ -94,7 +94,7 @@ def checked_prompts(inputs: Tensor | None, kwargs: dict[str, Any]) -> Tensor | N
     """The prompts of a call of `generate`; ValueError for ids that are not [B, T]."""
     prompts = kwargs.get("input_ids") if inputs is None else inputs
     if isinstance(prompts, Tensor) and prompts.dim() != 2:
-        raise ValueError(f"input_ids has shape {tuple(prompts.shape)}: give [batch, tokens], such as input_ids[None].")
+        raise ValueError(f"input_ids has shape {tuple(prompts.shape)}. Give [batch, tokens], such as input_ids[None].")
     return prompts
 
 
@@ -117,8 +117,8 @@ class WordGenerationMixin(GenerationMixin):
         modes = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.BEAM_SEARCH)
         if generation_mode not in (*modes, GenerationMode.BEAM_SAMPLE):
             raise ValueError(
-                f"{generation_mode}: syntactic language models offer greedy search, sampling and beam search; leave "
-                "out assistant_model, prompt_lookup_num_tokens, penalty_alpha, dola_layers and num_beam_groups"
+                f"{generation_mode} is not offered. Use greedy search, sampling or beam search. Leave out "
+                "assistant_model, prompt_lookup_num_tokens, penalty_alpha, dola_layers and num_beam_groups"
             )
         return None
 

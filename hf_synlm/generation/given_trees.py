@@ -146,8 +146,8 @@ class TreeScoringMixin:
             idle = [name for name, value in asked.items() if value is not None]
             if idle:
                 raise ValueError(
-                    f"{', '.join(idle)} need {self.tree_field}: {type(self).__name__} has a loss of given trees only. "
-                    f"Pass the {self.tree_field} of a treebank, or of trees that parse finds."
+                    f"{', '.join(idle)} need {self.tree_field}: {type(self).__name__} computes a loss only of given "
+                    f"trees. Pass the {self.tree_field} of a treebank, or of trees that parse finds."
                 )
             options = {"use_cache": use_cache, "logits_to_keep": logits_to_keep, "word_ends": word_ends}
             return self._marginal_forward(input_ids, attention_mask, past_key_values, **options)

@@ -84,8 +84,8 @@ class JointBeamScores(tuple):
 def _refuse_gradient(gradient: Tensor) -> None:
     """In training, torch would only say that something does not require a gradient."""
     raise ValueError(
-        "Next-token logits come from a search and carry no gradient. To train, pass labels (RNNG: actions) and "
-        "take the loss of the output; with Trainer, leave label_smoothing_factor at 0."
+        "Next-token logits come from a search and have no gradient. For training, pass labels (for RNNG, actions) "
+        "and take the loss of the output. With Trainer, leave label_smoothing_factor at 0."
     )
 
 
@@ -150,8 +150,9 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         """Next-token log-probabilities with the derivations summed out; see `marginal_logits`."""
         if torch.compiler.is_exporting():
             raise ValueError(
-                f"Next-token logits of {type(self).__name__} come from a search whose steps depend on the text: they "
-                "cannot be exported as one graph. Export layers (see docs/what-works.md), or use the model itself."
+                f"Next-token logits of {type(self).__name__} come from a search. Its steps depend on the text, so "
+                "they cannot be exported as one graph. Export layers (see docs/what-works.md), or use the model "
+                "itself."
             )
         cache = past_key_values
         search = (
@@ -339,7 +340,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             raise ValueError(f"{', '.join(unwanted)}: not supported by generate with structure_mode={mode!r}")
         if joint:
             if cache is not None:
-                raise ValueError("past_key_values: pass the whole prompt, or continue with structure_mode='marginal'")
+                raise ValueError("past_key_values are not read. Pass the whole prompt, or take 'marginal'")
         elif cache is not None:
             self._fit_cache(generation_config, cache)
         elif generation_config.use_cache is False:
@@ -482,8 +483,8 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         """
         if isinstance(scores, JointBeamScores):
             raise ValueError(
-                "compute_transition_scores: a joint beam scores derivation and words together, so its tokens have no "
-                "scores that add up. Read sequences_scores, or generate with structure_mode='marginal'."
+                "compute_transition_scores needs scores of tokens, but a joint beam scores derivation and words "
+                "together. Read sequences_scores, or generate with structure_mode='marginal'."
             )
         return super().compute_transition_scores(sequences, scores, beam_indices, normalize_logits)
 
@@ -509,5 +510,5 @@ def _check_options(config: GenerationConfig, mode_kwargs: dict[str, Any]) -> Non
     names = [name for name, value in refused.items() if value]
     if names:
         raise ValueError(
-            f"{', '.join(names)}: not supported with structure_mode='joint'; try structure_mode='marginal'"
+            f"{', '.join(names)}: not supported with structure_mode='joint'. Try structure_mode='marginal'"
         )

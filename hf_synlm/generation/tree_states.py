@@ -141,8 +141,8 @@ class TreeStates(FindsTrees):
         """
         if trees is None and not self.has_heads:
             raise ValueError(
-                f"{self.tree_field} are missing. Pass them. The method parse of the model around this "
-                f"{type(self).__name__} finds them."
+                f"{self.tree_field} are missing. Pass them. The full model around this {type(self).__name__} finds "
+                "them by its method parse."
             )
         given = self.given_or_best_trees(input_ids, attention_mask, trees, word_ends, output_hidden_states, kwargs)
         return self.states_of(given)

@@ -102,7 +102,7 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     unknown = set(facts) - set(DEFAULT_FACTS) - {"repo_id"}
     if unknown or "repo_id" not in facts:
         known = ["repo_id", *DEFAULT_FACTS]
-        raise ValueError(f"A card needs a repo_id, and has no place for {sorted(unknown)}. It has places for {known}.")
+        raise ValueError(f"A card needs a repo_id, and cannot hold {sorted(unknown)}. Pass only fields of {known}.")
     if config.model_type not in PAPERS:
         raise ValueError(f"hub/papers.yaml does not name the paper of {config.model_type!r}. Pass the text as card.")
     stated = {**DEFAULT_FACTS, **facts}

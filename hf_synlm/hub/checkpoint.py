@@ -102,7 +102,7 @@ def _shards(folder: Path) -> list[Path]:
     for name in names.values():
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise ValueError(
-                f"{str(folder / INDEX_FILE)!r} names the file {name!r}: shards are .safetensors files beside it"
+                f"{str(folder / INDEX_FILE)!r} names the file {name!r}, but shards are .safetensors files beside it"
             )
         if not (folder / name).is_file():
             raise ValueError(f"{str(folder)!r} lacks its shard {name!r}. Download it again.")
@@ -118,9 +118,9 @@ def is_folder(name: str | os.PathLike, is_owned: bool = False) -> bool:
     if os.path.isdir(text):
         return True
     if os.path.exists(text):
-        raise ValueError(f"{text!r} is a file: name the folder in which it lies.")
+        raise ValueError(f"{text!r} is a file. Name the folder that holds this file.")
     if text.startswith((".", "/", "~")) or text.count("/") > 1 or (is_owned and "/" not in text):
-        raise ValueError(f"there is no folder {text!r}. Name one that exists, or owner/name on the Hub.")
+        raise ValueError(f"there is no folder {text!r}. Name an existing folder, or owner/name on the Hub.")
     return False
 
 
@@ -130,7 +130,7 @@ def check_model_source(name: str | os.PathLike, revision: str | None = None, sub
         check_hub(name, revision, (CONFIG_FILE, ADAPTER_FILE), subfolder)
         return
     if revision is not None:
-        raise ValueError(f"revision {revision!r}: {str(name)!r} is a folder, which has no revisions. Leave it out.")
+        raise ValueError(f"revision {revision!r}: {str(name)!r} is a folder and has no revisions. Leave revision out.")
     folder = Path(name) / subfolder
     if not any((folder / file).is_file() for file in (CONFIG_FILE, ADAPTER_FILE)):
         steps = [file.parent for file in (folder / STATE_FILE, *folder.glob(f"step_*/{STATE_FILE}")) if file.is_file()]
@@ -138,7 +138,7 @@ def check_model_source(name: str | os.PathLike, revision: str | None = None, sub
             newest = max(steps, key=lambda step: int(step.name.rpartition("_")[2]) if step.name[-1].isdigit() else 0)
             raise ValueError(
                 f"{str(folder)!r} is a training run or its checkpoint, not a model. Make a model of it by `synlm "
-                f"export {newest} --out FOLDER`, or let the run end: then it writes the folder `model`."
+                f"export {newest} --out FOLDER`, or wait until the run ends and writes the folder `model`."
             )
         raise ValueError(f"{str(folder)!r} is not a model folder: it has no {CONFIG_FILE}. Name a folder that has one.")
     for pattern in ("*.json", *PICKLES):
@@ -196,8 +196,8 @@ def one_line_errors(name: str, kind: str) -> Iterator[None]:
         yield
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{name!r} {source}cannot be loaded as a {kind}: its weights are pickled and hold more than tensors, so "
-            "loading them could run foreign code. Ask its author for safetensors."
+            f"{name!r} {source}cannot be loaded as a {kind}. Its weights are a pickle that holds more than tensors, "
+            "so loading could run foreign code. Ask the author for safetensors."
         ) from error
     except _UNUSABLE as error:
         raise ValueError(f"{name!r} {source}cannot be loaded as a {kind}: {_one_line(error)}") from error
@@ -247,8 +247,8 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
         needing = [file.name for file in sorted(files) if _OF_PACKAGE.search(file.read_text(encoding="utf-8"))]
         if needing:
             raise ValueError(
-                f"{needing} in {str(folder)!r} import hf_synlm, so the folder does not load without it. Write one that "
-                f"does: synlm export {folder} --out FOLDER."
+                f"{needing} in {str(folder)!r} import hf_synlm, so the folder does not load without it. Write a "
+                f"folder that does: synlm export {folder} --out FOLDER."
             )
     return dict(auto_map)
 

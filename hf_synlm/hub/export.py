@@ -143,7 +143,7 @@ def _references(auto_map: Mapping[str, str], code_repo: str | None) -> dict[str,
     check_repo_id(code_repo)
     own = sorted({f"{reference.partition('.')[0]}.py" for reference in plain.values()} - all_flat_files().keys())
     if own:
-        raise ValueError(f"{own} is code of your own, and {code_repo!r} holds that of hf_synlm. Leave out code_repo.")
+        raise ValueError(f"{own} is your own code, but {code_repo!r} holds only code of hf_synlm. Leave out code_repo.")
     return {auto_class: f"{code_repo}--{reference}" for auto_class, reference in plain.items()}
 
 
@@ -177,7 +177,7 @@ def check_tokenizer_of(folder: str | os.PathLike) -> None:
     """
     if not (Path(folder) / "tokenizer_config.json").is_file():
         raise ValueError(
-            f"{os.fspath(folder)!r} has no tokenizer, so it cannot read text. Convert or export it with one."
+            f"{os.fspath(folder)!r} has no tokenizer, so it cannot read text. Convert or export it with a tokenizer."
         )
     _check_tokenizer(AutoConfig.from_pretrained(folder), load_tokenizer(os.fspath(folder)))
 

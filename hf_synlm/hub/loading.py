@@ -59,8 +59,8 @@ def check_checkpoint(folder: str | os.PathLike) -> None:
     if wrong:
         more = f", and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(
-            f"{str(folder)!r}: the weights do not fit config.json, which gives other shapes: "
-            f"{', '.join(wrong[:3])}{more}. One of the two files belongs to another model."
+            f"{str(folder)!r}: the weights have other shapes than config.json says: {', '.join(wrong[:3])}{more}. "
+            "One of the two files belongs to another model."
         )
 
 

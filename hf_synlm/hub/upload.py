@@ -117,8 +117,8 @@ def files_to_push(folder: str | os.PathLike) -> dict[str, int]:
     pickled = [name for name in names if any(Path(name).match(pattern) for pattern in PICKLES)]
     if pickled:
         raise ValueError(
-            f"{os.fspath(folder)!r} holds pickled files, {pickled}, which can run code when they are loaded. Remove "
-            "them, or export the model again: weights belong in safetensors."
+            f"{os.fspath(folder)!r} holds pickled files, {pickled}. Pickled files can run code when they are loaded. "
+            "Remove them, or export the model again to get safetensors."
         )
     return {name: sizes[name] for name in names}
 

@@ -97,7 +97,7 @@ def segment_mask(
 def columns_of(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
     """A tensor [B, T] with a value for each column of a text that is given as ids or as embeddings [B, T, E]."""
     if (input_ids is None) == (inputs_embeds is None):
-        raise ValueError("Give input_ids or inputs_embeds: one of them, and not both.")
+        raise ValueError("Give either input_ids or inputs_embeds, not both.")
     if inputs_embeds is None:
         return input_ids
     return inputs_embeds[..., 0]

@@ -41,8 +41,8 @@ class RecurrentConfig(SyntacticConfig):
             self.layer_size = self.published_layer_size if earlier is None else earlier
         elif earlier not in (None, self.embedding_size):
             raise ValueError(
-                f"hidden_size is {earlier}, embedding_size {self.embedding_size}, layer_size {self.layer_size}: "
-                "hidden_size is another name of embedding_size. Set embedding_size and layer_size alone."
+                f"hidden_size is {earlier}, embedding_size {self.embedding_size}, layer_size {self.layer_size}. "
+                "hidden_size is another name of embedding_size. Set only embedding_size and layer_size."
             )
         super().__post_init__(**kwargs)
 

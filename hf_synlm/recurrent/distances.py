@@ -39,7 +39,7 @@ def distances_to_spans(distances: Sequence[float], decoder: Decoder = "unbiased"
     """
     values = [float(value) for value in distances]
     if not values:
-        raise ValueError("There are no distances: a tree needs at least one word. Leave empty sentences out.")
+        raise ValueError("There are no distances, because the sentence has no word. Leave empty sentences out.")
     if any(value != value for value in values):
         raise ValueError(f"Distance {[value != value for value in values].index(True)} is not a number.")
     length, biased = len(values), decoder == "biased"
@@ -206,7 +206,7 @@ def check_gold_distances(
     if remedy is not None:
         raise ValueError(f"This model learns from no trees. Leave distances out, or {remedy}.")
     if input_ids is None:
-        raise ValueError("distances go with input_ids: an end token says where a sentence ends. Leave one of them out.")
+        raise ValueError("distances need input_ids, which show the ends of sentences. Pass input_ids, too.")
     if distances.shape != input_ids.shape:
         raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
     return distances

@@ -97,15 +97,15 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         mask, config = kwargs.get("attention_mask"), kwargs["generation_config"]
         if config.cache_implementation:
             raise ValueError(
-                f"cache_implementation={config.cache_implementation!r}: a recurrent network has one kind of state. "
-                "Leave it out."
+                f"cache_implementation={config.cache_implementation!r} does not apply, because a recurrent network "
+                "has one kind of state. Leave it out."
             )
         tokenizer = kwargs.pop("tokenizer", None)  # the criterion of stop strings has it already
         if not config.return_dict_in_generate:
             return loop(prompts, *args, **kwargs)
         if self.config.gives_trees and kwargs.get("inputs_embeds") is not None:
             raise ValueError(
-                "return_dict_in_generate with inputs_embeds: the trees of a text need its ids. Leave one of them out."
+                "return_dict_in_generate gives trees, and trees need input_ids. Leave it or inputs_embeds out."
             )
         if self.config.gives_trees and mask is not None:
             # A word will follow each prompt: with one, holes and padding on the right are found here.

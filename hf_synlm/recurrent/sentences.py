@@ -49,7 +49,7 @@ def frame_sentences(
     """
     begin, end = config.bos_token_id, config.eos_token_id
     if begin is None or end is None:
-        raise ValueError("bos_token_id or eos_token_id is None. Set both: sentences are read between them.")
+        raise ValueError("bos_token_id or eos_token_id is None, but a sentence is read between these tokens. Set both.")
     words = attended_tokens(config, input_ids, attention_mask)  # without the begin token
     last = words & (words.flip(1).long().cumsum(1) == 1).flip(1)
     closing = last & (input_ids == end)

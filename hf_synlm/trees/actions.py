@@ -43,8 +43,8 @@ def spans_to_actions(spans: Sequence[Span], num_tokens: int) -> list[int]:
     validate_spans(spans, num_tokens)
     if len(spans) != num_tokens - 1:
         raise ValueError(
-            f"{len(spans)} spans over {num_tokens} tokens are not a binary tree, which has {num_tokens - 1}: "
-            "complete the tree with trees.binary.binarize_spans"
+            f"{len(spans)} spans over {num_tokens} tokens are not a binary tree, which has {num_tokens - 1}. "
+            "Complete the tree with trees.binary.binarize_spans"
         )
     num_ending = [0] * (num_tokens + 1)
     for _, end in spans:

@@ -77,12 +77,12 @@ def actions_to_spans(actions: Sequence[int], *, forest: bool = False) -> list[Sp
             spans.append((starts[-1], num_generated))
         else:
             raise ValueError(
-                f"action {action} at position {position}, with {len(starts)} item(s) on the stack: GEN is {GEN}; COMP, "
-                f"{COMP}, needs two items; {PAD_ACTION} pads at the end only"
+                f"action {action} at position {position}, with {len(starts)} item(s) on the stack. GEN is {GEN}. "
+                f"COMP is {COMP} and needs two items. {PAD_ACTION} pads only at the end"
             )
     if len(starts) != 1 and not forest:
         raise ValueError(
-            f"the {num_actions} actions leave {len(starts)} items on the stack, not one: "
-            "add the missing COMP actions, or pass forest=True for an unfinished derivation"
+            f"the {num_actions} actions leave {len(starts)} items on the stack, not one. "
+            "Add the missing COMP actions, or pass forest=True for an unfinished derivation"
         )
     return spans

@@ -172,13 +172,13 @@ class LabeledCodec(ActionCodec):
     def encode(self, ids: Sequence[int], word_ends: Sequence[bool], labeled_spans: Sequence[Constituent]) -> Row:
         """See `TreeCodec`."""
         if not labeled_spans:
-            raise ValueError("the tree has no constituent: give it one over the whole sentence")
+            raise ValueError("the tree has no constituent. Add a constituent over the whole sentence")
         first, ends = first_tokens(word_ends), list(word_ends)
         unknown = self.unknown(labeled_spans, len(first) - 1)
         if unknown:
             raise ValueError(
-                f"the label {unknown[0][0]!r} is not one of the {len(self.labels)} labels {', '.join(self.labels)}: "
-                "collect the labels from all treebanks with label_inventory"
+                f"the label {unknown[0][0]!r} is not one of the {len(self.labels)} labels {', '.join(self.labels)}. "
+                "Collect the labels from all treebanks with label_inventory"
             )
         labeled = system_constituents(labeled_spans, len(first) - 1, self.system_name)
         spans = [(self.labels.index(label), first[i], first[j]) for label, i, j in labeled]
@@ -293,7 +293,7 @@ def binary_constituents(labeled_spans: Sequence[Constituent], num_words: int) ->
     for label, i, j in labeled_spans:
         # `parse` gives "@" to a sentence that has no label of its own.
         if (label == ADDED_NODE and (i, j) != (0, num_words)) or CHAIN in label:
-            raise ValueError(f"the label {label!r} has a meaning in binary trees ({ADDED_NODE}, {CHAIN}): rename it")
+            raise ValueError(f"the label {label!r} has a meaning in binary trees ({ADDED_NODE}, {CHAIN}). Rename it")
         labels[i, j] = f"{label}{CHAIN}{labels[i, j]}" if (i, j) in labels else label
     if num_words == 1:
         return []

@@ -38,16 +38,16 @@ def validate_spans(
     Cost: O(s log s) for s spans.
     """
     if num_tokens < 1:
-        raise ValueError(f"num_tokens is {num_tokens}: a tree needs at least one token; leave empty sentences out")
+        raise ValueError(f"num_tokens is {num_tokens}: a tree needs at least one token. Leave empty sentences out")
     for start, end in spans:
         if not 0 <= start < end <= num_tokens:
             raise ValueError(
-                f"span ({start}, {end}) does not fit into a sentence of {num_tokens} tokens: "
-                f"spans are half-open, 0 <= i < j <= {num_tokens}"
+                f"span ({start}, {end}) does not fit into a sentence of {num_tokens} tokens. Spans are half-open, "
+                f"with 0 <= i < j <= {num_tokens}"
             )
         if end - start < min_width:
             raise ValueError(
-                f"span ({start}, {end}) is {end - start} token(s) wide, less than {min_width}: remove it, because "
+                f"span ({start}, {end}) is {end - start} token(s) wide, less than {min_width}. Remove it, because "
                 "leaves are not among the spans of a tree"
             )
     # Sorted by start, longest first, every span must end inside the innermost span that is still open.
@@ -56,9 +56,9 @@ def validate_spans(
         while open_spans and open_spans[-1][1] <= start:
             open_spans.pop()
         if open_spans and open_spans[-1][1] < end:
-            raise ValueError(f"spans {open_spans[-1]} and ({start}, {end}) cross: remove one of them")
+            raise ValueError(f"spans {open_spans[-1]} and ({start}, {end}) cross. Remove one of them")
         if open_spans and open_spans[-1] == (start, end) and not allow_duplicates:
-            raise ValueError(f"span ({start}, {end}) is given twice: collapse unary chains to one span")
+            raise ValueError(f"span ({start}, {end}) is given twice. Collapse unary chains to one span")
         open_spans.append((start, end))
 
 
@@ -84,7 +84,7 @@ def _check_whole_sentence(spans: Sequence[Span], num_tokens: int) -> None:
     """Raise ValueError unless one of the spans is the whole sentence, which a single token need not have."""
     if num_tokens > 1 and all(end - start < num_tokens for start, end in spans):
         raise ValueError(
-            f"the whole-sentence span (0, {num_tokens}) is missing, so the {len(spans)} spans are a forest: add it"
+            f"the whole-sentence span (0, {num_tokens}) is missing, so the {len(spans)} spans are a forest. Add it"
         )
 
 
@@ -134,7 +134,7 @@ def check_words(words: Sequence[str], is_space: Callable[[str], bool] = str.issp
     for position, word in enumerate(words):
         if not word or any(map(is_space, word)):
             raise ValueError(
-                f"word {position} is {word!r}: words must be non-empty and free of white space; write another "
+                f"word {position} is {word!r}. Words must be non-empty and free of white space. Write another "
                 "character for it, such as _"
             )
 
@@ -164,8 +164,8 @@ def labeled_spans_to_brackets(labeled_spans: Sequence[tuple[str, int, int]], wor
     for label, start, end in labeled_spans:
         if not label or any(character in string.whitespace + "()" for character in label):
             raise ValueError(
-                f"the label of span ({start}, {end}) is {label!r}: "
-                "labels must be non-empty and free of white space and parentheses"
+                f"the label of span ({start}, {end}) is {label!r}. Give labels that are non-empty and free of white "
+                "space and parentheses"
             )
     ordered = sorted(labeled_spans, key=lambda span: (span[2], -span[1]))
     return _write_brackets([(f"({label} ", start, end) for label, start, end in ordered], words)
@@ -186,13 +186,13 @@ def right_branching(num_tokens: int) -> list[Span]:
 def check_word_ends(spans: Iterable[Span], word_ends: Sequence[bool]) -> None:
     """Raise ValueError unless spans of tokens begin and end where words do, and the last token ends a word."""
     if not len(word_ends) or not word_ends[-1]:
-        raise ValueError("word_ends must be True at the last token: every token belongs to a word")
+        raise ValueError("word_ends must be True at the last token, because every token belongs to a word")
     for span in spans:
         for boundary in span:
             if boundary > 0 and not word_ends[boundary - 1]:
                 raise ValueError(
-                    f"token span {span} cuts a word at boundary {boundary}: "
-                    "parse with word_ends, which keeps the pieces of a word together"
+                    f"token span {span} cuts a word at boundary {boundary}. "
+                    "Parse with word_ends, which keeps the pieces of a word together"
                 )
 
 

@@ -146,8 +146,8 @@ class TransitionSystem:
         is_bare_token = not spans and (self.name == "binary" or (self.name == "in_order" and num_tokens == 1))
         if (0, num_tokens) not in spans and not is_bare_token:
             raise ValueError(
-                f"the whole-sentence span (0, {num_tokens}) is missing, so the {len(spans)} spans are a forest: "
-                "add a constituent over the whole sentence"
+                f"the whole-sentence span (0, {num_tokens}) is missing, so the {len(spans)} spans are a forest. "
+                "Add a constituent over the whole sentence"
             )
         if word_ends is not None:
             check_word_ends(spans, word_ends)
@@ -214,8 +214,8 @@ class TransitionSystem:
         if not forest and (not stack.is_finished or stack.num_tokens != num_words):
             raise ValueError(
                 f"the {len(actions)} actions stop with {len(stack.open_nodes)} open nonterminal(s) after "
-                f"{stack.num_tokens} token(s){'' if word_ends is None else f' of {num_words}'}, before the sentence is "
-                "finished: add the missing actions"
+                f"{stack.num_tokens} token(s){'' if word_ends is None else f' of {num_words}'}. So the sentence is "
+                "not finished. Add the missing actions"
             )
 
     def _problem(self, action: int, stack: Stack, word_ends: Sequence[bool] | None) -> str:

@@ -129,7 +129,7 @@ def read_grammar(
     if not declared(config, "is_grammar"):
         raise ValueError(
             f"{type(model).__name__}: a model of the type {config.model_type!r} has no rules to read. Name a PCFG, "
-            "which `synlm train pcfg` makes; of other models, `synlm parse` prints trees."
+            "as `synlm train pcfg` makes it. For other models, `synlm parse` prints trees."
         )
     latent = torch.zeros(1, config.latent_size, dtype=model.dtype, device=model.device) if config.is_compound else None
     grammar = model.model.make_grammar(latent)

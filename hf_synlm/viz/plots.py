@@ -88,7 +88,7 @@ def plot_bars(
     drawn = {name: np.array(values, dtype=float) for name, values in series.items()}
     spread = {name: np.array(values, dtype=float) for name, values in (deviations or {}).items()}
     if not any(np.isfinite(values).any() for values in drawn.values()):
-        raise ValueError("no value is finite: there is nothing to draw")
+        raise ValueError("no value is finite, so there is nothing to draw")
     with _figure(8, 1.6 + len(names) * (0.15 + 0.25 * len(series)), path) as figure:
         axes = figure.subplots()
         height = 0.8 / len(series)
@@ -288,9 +288,9 @@ def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
     """
     rows = span_scores.tolist()
     if len(rows) != len(words):
-        raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words: give one per token")
+        raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words. Give one per token")
     if len(words) == 1:
-        raise ValueError("one token has no span before it: there is nothing to draw")
+        raise ValueError("one token has no span before it, so there is nothing to draw")
     table: list[list[float | None]] = []
     for end, scores in enumerate(rows):
         largest = max(scores)
@@ -337,7 +337,7 @@ def chart_to_svg(
     """
     for i, j in [*scores, *spans]:
         if not 0 <= i < j <= len(words):
-            raise ValueError(f"span ({i}, {j}) does not fit into {len(words)} words: the scores belong to other tokens")
+            raise ValueError(f"span ({i}, {j}) does not fit into {len(words)} words. Give the words that were scored")
     widest = max((j - i for i, j in scores), default=1)
     places = {(i, j): ((i + j - 1) / 2, float(widest - (j - i))) for i, j in scores}
     cells = {places[span]: value for span, value in scores.items()}

@@ -63,7 +63,7 @@ def tree_to_svg(
     Cost: O(n * depth).
     """
     if surprisals is not None and (len(surprisals) != len(words) or any(map(math.isnan, surprisals))):
-        raise ValueError(f"surprisals are {list(surprisals)} for {len(words)} words: give one number per word")
+        raise ValueError(f"surprisals are {list(surprisals)} for {len(words)} words. Give one number per word")
     roots = build_nodes(words, spans, labels)
     numbers = [""] * len(words) if surprisals is None else [_number(value) for value in surprisals]
     widest = max(text_width(text, SMALL) for text in numbers)

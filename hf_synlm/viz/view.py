@@ -73,7 +73,7 @@ def show(parsed: Any, words: Sequence[str] | None = None, sentence: int = 0) -> 
         return SentenceView(parsed)
     if words is None:
         raise ValueError(
-            "words are missing, because the output of parse does not hold them: pass one per token, or one per word "
-            "if parse was given word_ends"
+            "words are missing, because the output of parse does not hold them. Pass one word per token. If parse "
+            "was given word_ends, pass the words of the text"
         )
     return SentenceView(ParsedSentence.from_output(parsed, words, sentence))

@@ -124,7 +124,7 @@ def test_surprisal_by_several_beams(models, texts, capsys):
     meta = json.loads(Path(f"{out[0]}.meta.json").read_text(encoding="utf-8"))
     assert meta["options"]["num_beams"] == 6 and meta["data"]["columns"] == list(both[0])
     assert "holds results of one beam" in fail(capsys, *command, *widths, "--cache", texts.with_name("cache"))
-    assert "give one --model and one --num-beams" in fail(capsys, *command[:-2], *widths, "--lmzoo")
+    assert "Give one --model and one --num-beams" in fail(capsys, *command[:-2], *widths, "--lmzoo")
 
 
 def test_surprisal_by_several_models(models, texts, capsys):
@@ -142,8 +142,8 @@ def test_surprisal_by_several_models(models, texts, capsys):
     assert [{key: row[key] for key in alone["rnng"][0]} for row in both] == alone["rnng"]
     (other,) = json.loads(Path(f"{out}.meta.json").read_text())["options"]["other_models"]
     assert other["architecture"] == "ONLSTMForCausalLM" and other["estimator"] == "exact"
-    assert "--lmzoo has one column of surprisals: give one --model" in fail(capsys, *command, "--lmzoo")
-    assert "--cache and --trees go with one --model" in fail(capsys, *command, "--cache", "c")
+    assert "--lmzoo has one column of surprisals. Give one --model" in fail(capsys, *command, "--lmzoo")
+    assert "--cache and --trees work with one --model" in fail(capsys, *command, "--cache", "c")
     assert "--model rnng is given 2 times" in fail(capsys, *command, "--model", models["rnng"])
     assert "--model a is given 2 times" in fail(capsys, "surprisal", texts, "--model", "x/a/model", "--model", "b/a")
 
@@ -344,9 +344,9 @@ def test_a_table_with_a_word_per_row_keeps_its_rows(models, tmp_path, capsys, na
 def test_texts_that_are_none_are_told(models, tmp_path, capsys):
     model = ("--model", models["gpst"], "--device", "cpu")
     for name, content, given, message in (
-        ("a.tok", WORDS, [], "a.tok is read as plain text, but has 4 columns, as a table: say --format tsv"),
+        ("a.tok", WORDS, [], "a.tok is read as plain text, but has 4 columns, as a table. Pass --format tsv"),
         ("a.txt", "# text = We\n1\tWe\twe\tPRON\tPRP\t_\t0\troot\t_\t_\n", [], "has ten columns, as CoNLL-U"),
-        ("a.tok", WORDS, ["--word-column", "word"], "give the format of a table, as by --format tsv"),
+        ("a.tok", WORDS, ["--word-column", "word"], "Give the format of a table, as by --format tsv"),
         ("b.tsv", WORDS, ["--word-column", "word", "--item-column", "x"], "row 1 has no 'x'"),
         ("b.tsv", WORDS, ["--word-column", "word", "--text-column", "x"], "a text per row (--text-column), or a word"),
         ("b.tsv", WORDS, ["--sentence-column", "part"], "a text per row (--text-column), or a word"),
@@ -363,14 +363,14 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
             ["--word-column", "word"],
             "the rows of 2 readers (subject)",
         ),
-        ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "double the quotation marks inside a quoted field"),
+        ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "Double the quotation marks inside a quoted field"),
         (
             "c.tok",
             'item,sentence\n1,We\n2,"We, too"\n',
             [],
-            "begins with the names of 2 columns, as a table: say --format csv",
+            "begins with the names of 2 columns, as a table. Pass --format csv",
         ),
-        ("c.tok", '"item";"sentence"\n1;We ask\n', [], "2 columns, as a table: say --format csv, or --format txt"),
+        ("c.tok", '"item";"sentence"\n1;We ask\n', [], "2 columns, as a table. Pass --format csv, or --format txt"),
     ):
         (tmp_path / name).write_text(content)
         assert message in fail(capsys, "surprisal", tmp_path / name, *model, *given)
@@ -776,7 +776,7 @@ def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, caps
     (tmp_path / "trees").write_text("(S (X We) (X for))\n")
     capsys.readouterr()
     perplexity = ("evaluate", "perplexity", path, "--model", models["rnng"], *proposals)
-    assert "the words of proposals are those of their trees" in fail(capsys, *perplexity)
+    assert "the words of --proposals come from the trees" in fail(capsys, *perplexity)
 
 
 # ------------------------------------------------------------------------------------------------------ evaluate
@@ -917,7 +917,7 @@ def test_a_run_counts_once(blimp_runs, tmp_path, capsys):
         (["evaluate", "perplexity", "."], ".: Is a directory"),
         (["evaluate", "perplexity", "texts.txt", "--punctuation", "remove"], "belongs to --format treebank"),
         (["evaluate", "summary", "missing.json"], "'missing.json' does not exist"),
-        (["evaluate", "pairs", "texts.txt"], "save them as one of these"),
+        (["evaluate", "pairs", "texts.txt"], "Save the pairs in one of these"),
         (["surprisal", "texts.txt", "--lmzoo", "--unit", "nats"], "--unit: --lmzoo has four columns, in bits"),
         (["surprisal", "texts.txt", "--out", "."], ". is a folder or a device"),
         (["surprisal", "texts.txt", "--out", "./texts.txt", "--overwrite"], "would overwrite an input"),

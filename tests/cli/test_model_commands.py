@@ -139,10 +139,10 @@ def test_generate_options(saved_models: Path, capsys):
     assert "--num-beams 2" in fail(capsys, *gpt2, "--num-sequences", 2)
     assert "works only with --sample" in fail(capsys, *gpt2, "--top-k", 2)
     assert "act on words alone" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
-    assert "write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
-    assert "has an option of its own" in fail(capsys, *gpt2, "--generate-option", "num_return_sequences=2")
+    assert "Write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
+    assert "has its own option for this" in fail(capsys, *gpt2, "--generate-option", "num_return_sequences=2")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
-    assert "leave one of the two out" in fail(capsys, *gpt2, __file__)
+    assert "Leave one of the two out" in fail(capsys, *gpt2, __file__)
     assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved_models)
     card = str(Path(__file__).parents[2] / "model_cards" / "palm-s-tiny")
     assert main(["generate", "--device", "cpu", "--prompt", "the people of this country", "--model", card]) == 0
@@ -267,7 +267,7 @@ def test_verify_and_push_stop_at_what_differs(small: Path, tmp_path: Path, capsy
     code = main(["push", str(small), "org/small", "--dry-run"])
     captured = capsys.readouterr()
     assert code == 1 and "was not pushed" in captured.err and "broken" in captured.out
-    assert "is a file: name the folder" in fail(capsys, "verify", small / "config.json")
+    assert "is a file. Name the folder" in fail(capsys, "verify", small / "config.json")
     assert "--trust-remote-code" in fail(capsys, "verify", "org/model")
     assert "there is no folder 'modle'" in fail(capsys, "verify", "modle")
     assert "has no config.json" in fail(capsys, "push", tmp_path / "nowhere", "org/model")

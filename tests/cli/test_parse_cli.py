@@ -170,12 +170,12 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     for name in ("word_ends", "options"):  # the text, and what stands for others
         assert f"{name}: not an option of" in fail(capsys, *command, "--parse-option", f"{name}=1")
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
-    assert "--parse-option foo: write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
+    assert "--parse-option foo. Write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     for many in (("--num-trees", 2), ("--parse-option", "num_return_sequences=2")):
         assert "2 trees of a sentence: --format latex shows one" in fail(capsys, *command, *many, "--format", "latex")
     twice = ("--num-beams", 2, "--parse-option", "num_beams=3")
-    assert "num_beams=3: num_beams has an option of its own" in fail(capsys, *command, *twice)
-    assert "a picture of every sentence: name a folder" in fail(capsys, *command, "--format", "svg")
+    assert "num_beams=3: num_beams has its own option for this" in fail(capsys, *command, *twice)
+    assert "a picture of every sentence. Name a folder" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
     assert "holds no text" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
     assert "empty.txt holds no tree" in fail(capsys, "draw", files / "empty.txt")
@@ -183,7 +183,7 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "text.txt holds text, not trees" in fail(capsys, "draw", files / "text.txt")
     for ending, meant in (("tex", "latex"), ("svg", "svg"), ("html", "html"), ("jsonl", "json")):
         message = fail(capsys, "draw", files / "gold.mrg", "--out", files / f"a.{ending}")
-        assert f"has the ending of --format {meant}, not of text" in message
+        assert f"ends as --format {meant}, not as text" in message
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
     assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
     (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")
@@ -370,7 +370,7 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
     run(capsys, "evaluate", "parsing", *bank, *trees)
     message = fail(capsys, *plot, other, "--overwrite")
     assert "results with different rules cannot be compared: convention is 'gpst" in message
-    assert "--save-trees: --trees are in a file" in fail(
+    assert "--save-trees would only copy --trees" in fail(
         capsys, "evaluate", "parsing", *bank, "--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg"
     )
     assert "--model a is given 2 times" in fail(capsys, "evaluate", "parsing", *bank, "--model", "a", "--model", "a")
@@ -729,7 +729,7 @@ def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
     assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved_models / "gpst")
     message = fail(capsys, *command, "--trees", trees, "--convention", "wsj")
     assert "'wsj'" in message and "palm, evalb" in message
-    assert "belong to --convention evalb" in fail(capsys, *command, "--trees", trees, "--unlabeled")
+    assert "need --convention evalb" in fail(capsys, *command, "--trees", trees, "--unlabeled")
     assert "CUTOFF_LEN" in fail(capsys, *command, "--trees", trees, "--convention", "evalb", "--max-length", 9)
     message = fail(capsys, *command, "--trees", trees, "--num-beams", 3, "--seed", 1)
     assert "--seed, --num-beams: --trees are already parsed" in message

@@ -224,22 +224,22 @@ def test_what_is_no_sum_of_weights_is_refused(name: str) -> None:
     inputs, target = labeled(name), [DIRECT[name]]
     model = adapted(model_of(name), target_modules=target, lora_dropout=0.1)
     model.eval()(**inputs)
-    refused("has lora_dropout=0.1, but the weight of this layer is read directly", model.train(), **inputs)
+    refused("has lora_dropout=0.1, but this layer's weight is read directly", model.train(), **inputs)
     for option, message in (({"use_dora": True}, "DoraLinear"), ({"lora_bias": True}, "lora_bias=True")):
         refused(message, adapted(model_of(name), target_modules=target, **option), **inputs)
     other = get_peft_model(model_of(name), IA3Config(target_modules=target, feedforward_modules=[]))
-    refused("which works with LoRA only", other, **inputs)
+    refused("which only LoRA allows", other, **inputs)
     # PEFT hands the names of adapters by text to layers that are called.
     inputs = {key: value for key, value in batch(name).items() if key not in ("actions", "attachments")}
     model, names = adapted(model_of(name), target_modules=target).eval(), ["__base__"] * len(inputs["input_ids"])
     model(**inputs)
-    refused("adapter_names was given, but the weight of a layer", model, **inputs, adapter_names=names)
+    refused("adapter_names was given, but a layer", model, **inputs, adapter_names=names)
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "pcfg"])
 def test_trainable_tokens_of_a_tied_head_are_refused(name: str) -> None:
     tokens = TrainableTokensConfig(token_indices=[1, 2], target_modules=["embed_tokens"])
-    with pytest.raises(ValueError, match="TrainableTokensLayer, but its weight is read directly"):
+    with pytest.raises(ValueError, match="TrainableTokensLayer. The model reads this layer's weight directly"):
         get_peft_model(model_of(name, tie_word_embeddings=True), tokens)(**labeled(name))
 
 
@@ -265,9 +265,9 @@ def test_search_with_adapters_of_the_head() -> None:
 
 
 def test_layers_that_no_adapter_reaches() -> None:
-    with pytest.raises(ValueError, match="grouped layer .Conv1d. has an adapter"):
+    with pytest.raises(ValueError, match="adapter of a grouped layer .Conv1d."):
         adapted(model_of("prpn"), target_modules=["parser.score"])(**labeled("prpn"))
-    with pytest.raises(ValueError, match="word_lstm has an adapter, but LSTM reads its weights"):
+    with pytest.raises(ValueError, match="word_lstm has an adapter, but LSTM reads the weights"):
         adapted(model_of("prpn, syd"), target_parameters=["word_lstm.weight_hh_l0"])(**labeled("prpn, syd"))
     for name, target in (("rnng", "cells.0"), ("palm", "layers.0"), ("lstm", "lstm")):
         with pytest.raises(ValueError, match="not supported"):  # by PEFT: these are parameters, not layers

@@ -78,7 +78,7 @@ def test_wrong_sizes_are_named(case: str, options: str) -> None:
 def test_a_simple_pcfg_needs_its_number_of_nonterminals() -> None:
     state, _, meta = read_case("pcfg/07_simple")
     options: dict[str, Any] = {key: value for key, value in meta["config"].items() if key != "NT"}
-    refused("lacks .NT.. The tensors do not tell it", convert_state_dict, "pcfg", state, options)
+    refused("lacks .NT., which tensors do not tell", convert_state_dict, "pcfg", state, options)
     refused("T is 6 in the configuration and 5 in the tensors", convert_state_dict, "pcfg", state, {**options, "NT": 5})
     assert convert_state_dict("pcfg", state, {"NT": 4}).config.num_preterminals == 6
 
@@ -253,7 +253,7 @@ def test_other_files_are_left_to_their_reader(tmp_path: Path, capsys: pytest.Cap
     state, _, meta = read_case("pcfg/01_neural")
     torch.save(state, tmp_path / "plain.pt")
     (tmp_path / "text.pt").write_text("no tensors")
-    for name, message in (("plain.pt", "Pass the authors' one by --config"), ("text.pt", "text.pt cannot be read")):
+    for name, message in (("plain.pt", "Pass the authors' file by --config"), ("text.pt", "text.pt cannot be read")):
         assert read_pickled_model(tmp_path / name) is None
         assert message in fail(capsys, "convert", "pcfg", "--weights", tmp_path / name, "--out", tmp_path / "out")
     (tmp_path / "config.json").write_text(json.dumps(meta["config"]))

@@ -104,7 +104,7 @@ def test_a_piece_may_hold_no_item_of_a_part() -> None:
 @pytest.mark.parametrize("name", ["gpst", "gpst-classifier", "rnng-batch", "pcfg", "lstm", "on_lstm", "palm"])
 def test_unknown_parts_are_refused(name: str) -> None:
     model, batch = make(name)
-    refused("the loss has no part 'words'", model, **batch, loss_shares={"words": 0.5})
+    refused("names 'words', but the loss has only the parts", model, **batch, loss_shares={"words": 0.5})
 
 
 @pytest.mark.parametrize(("rows", "words", "with_bias"), [(8, 11, True), (8, 11, False), (300, 60_000, True)])

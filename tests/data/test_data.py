@@ -251,7 +251,7 @@ def test_compressed_files(tmp_path, packing):
     file.write_bytes(packing.compress(b"one\n\xff"))
     refused("text.txt:2: byte 0xff is not utf-8", list, read_lines(file))
     file.write_bytes(b"PK\x03\x04 zip")
-    refused("text.txt is compressed: unpack it first", list, read_lines(file))
+    refused("text.txt is compressed. Unpack it first", list, read_lines(file))
     file.write_text("BZh9 is a word")
     assert list(read_lines(file)) == ["BZh9 is a word"]
 
@@ -354,7 +354,7 @@ def test_treebank_command(tmp_path, capsys):
     # What `synlm parse` writes has no tags, and perhaps no labels.
     (tmp_path / "e.txt").write_text("((the cat) (sat .))\n\n(go (on .))\n", encoding="utf-8")
     parses = ["treebank", str(tmp_path / "e.txt"), "--from", "parses", "--out", str(tmp_path / "e.out")]
-    assert "words have no tags" in fail(capsys, *parses, "--punctuation", "remove")
+    assert "words of --from parses have no tags" in fail(capsys, *parses, "--punctuation", "remove")
     assert main([*parses, "--punctuation", "remove", "--punctuation-by", "form"]) == 0
     assert (tmp_path / "e.out").read_text() == "(X (X (X the) (X cat)) (X (X sat)))\n(X (X go) (X (X on)))\n"
     assert "1 left out (no tree)" in capsys.readouterr().err

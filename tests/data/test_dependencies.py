@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, capsys):
     de, mrg = GOLDENS / "de.conllu", tmp_path / "de.mrg"
     mrg.write_text("\n".join(TREES["de.flat.X.surface.keep"]), encoding="utf-8")
     for command, message in (
-        ((mrg, "--structure", "flat"), "holds bracketed trees, which are constituents already: leave out --structure"),
+        ((mrg, "--structure", "flat"), "holds bracketed trees, which are constituents already. Leave out --structure"),
         ((de, "--binarize", "right"), "holds dependencies, but --binarize"),
         ((de, "--words", "ptb-concat"), "holds dependencies, but --words ptb-concat"),
         ((de, "--nonprojective", "refuse"), "the arc to 'Hund' is not projective"),
@@ -163,7 +163,7 @@ def test_what_files_hold_beside_universal_dependencies(tmp_path: Path, capsys):
     assert read_conllu(path, "syntactic")[0].words == ("a__b",)
     assert read_conllu(path, counts=counts)[0].words == ("_c",) and counts["words with white space"] == 1
     path.write_text(conllu("a X _ dep") * 3, encoding="utf-8")
-    refused("no word has a HEAD: parse the text first", read_conllu, path)
+    refused("no word has a HEAD. Parse the text first", read_conllu, path)
     for row, message in (
         ("a X 0 ~", "DEPREL is empty"),
         ("a ~ 0 root", "UPOS is empty"),
@@ -223,7 +223,7 @@ def test_programs_read_dependencies(tmp_path: Path, capsys):
     punctuation = [*run[: run.index("--tree-labels")], "--tree-punctuation", "remove"]
     assert "dependencies (punctuation)" in fail(capsys, *punctuation, "--output-dir", tmp_path / "other")
     said = fail(capsys, *run, "--output-dir", tmp_path / "other")
-    assert "constituents already: leave out the options of dependencies (labels, tokens)" in said
+    assert "constituents already. Leave out the options of dependencies (labels, tokens)" in said
 
 
 def test_the_programs_hand_over_every_option(tmp_path: Path):
@@ -267,7 +267,7 @@ def test_evaluation_chooses_constituents_of_dependencies(tmp_path: Path, capsys)
         assert main([*command, "--out", str(out), "--overwrite"]) == 0
         assert json.loads(out.read_text(encoding="utf-8"))["scores"]["f1"] == 100
     command = ("evaluate", "parsing", "--treebank", trees, "--trees", trees, "--structure", "flat")
-    assert "leave out the options of dependencies (structure)" in fail(capsys, *command)
+    assert "Leave out the options of dependencies (structure)" in fail(capsys, *command)
 
 
 def test_marked_heads_give_the_dependencies_back(tmp_path: Path):

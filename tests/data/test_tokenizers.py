@@ -258,7 +258,7 @@ def test_bytes_spell_unknown_characters(sample):
 
 def test_wrong_subword_vocabularies_are_named(sample):
     least = r"\(3 characters and 4 special tokens"
-    refused(rf"vocab_size is 6: it must be at least 7 {least}\)", subword_tokenizer, [["ab"]], 6)
+    refused(rf"vocab_size is 6 and must be at least 7 {least}\)", subword_tokenizer, [["ab"]], 6)
     bytes_too = {"vocab_size": 262, "byte_fallback": True}
     refused(rf"must be at least 263 {least}, and 256 bytes\)", subword_tokenizer, 2 * [["ab"]], **bytes_too)
     refused("there are no words", subword_tokenizer, [], 600)
@@ -487,7 +487,7 @@ def test_configurations_take_the_special_tokens_of_a_tokenizer(name: str):
 
 def test_a_tokenizer_without_special_tokens_is_refused():
     plain = word_tokenizer([["we", "agree"]], end_token=True)
-    with pytest.raises(ValueError, match="no cls_token_id, sep_token_id, reduce_token_id: load it by .*load_tokenizer"):
+    with pytest.raises(ValueError, match="no cls_token_id, sep_token_id, reduce_token_id. Load it by .*load_tokenizer"):
         GPSTConfig.from_tokenizer(plain)
     framed = word_tokenizer([["we", "agree", "[CLS]", "[SEP]"]])
     framed.bos_token = framed.eos_token = None  # as BERT

@@ -86,7 +86,7 @@ def test_parentheses_that_are_characters(text: str, words: str) -> None:
 
 
 def test_other_parentheses_are_refused_with_advice() -> None:
-    refuse("(S (NP (EMOJI :)) (NN dog)) (VP (VB runs)))", "closes nothing: .*write -RRB- if it is a word")
+    refuse("(S (NP (EMOJI :)) (NN dog)) (VP (VB runs)))", "closes nothing. .*write -RRB- if it is a word")
     refuse("(S (EMOJI :() (NN a))", "after the word ':'.*write .* as -LRB-")
     refuse("(S (NP (DT the) (NN )) (VB runs))", r"\(NN\) contains neither .*\(TAG word\)")
     refuse("(S (NP (PRP (Dia)) (NN (pesta olahraga))))", r"\(Dia\) contains neither")

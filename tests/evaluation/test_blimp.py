@@ -190,12 +190,12 @@ def test_a_text_is_no_list_of_texts(text, tmp_path):
         (train_bpe_tokenizer, (text, 300)),
         (character_tokenizer, (text,)),
     ):
-        refused(r"is .*: give a list, \[", call, *arguments)
+        refused(r"is .*. Give a list, \[", call, *arguments)
 
 
 def test_an_empty_sentence_has_the_number_that_the_caller_gave_it():
     scorer = scorer_of("gpst")
     sentences = ["We ask for peace", "", "peace"]
-    refused(r"sentence 2 \(''\): there are no words", parse_sentences, scorer.model, scorer.tokenizer, sentences)
+    refused(r"sentence 2 \(''\) has no words", parse_sentences, scorer.model, scorer.tokenizer, sentences)
     with pytest.raises(ValueError, match="pair 2 .*: the sentence '' has no tokens"):
         blimp.evaluate_pairs(scorer, [blimp.MinimalPair("We ask", "peace"), blimp.MinimalPair("We ask", "")])

@@ -154,7 +154,7 @@ def test_what_cannot_be_averaged():
 def test_runs_that_do_not_fit():
     one, other = (ParsedSentence(words, (Hypothesis(((0, 2),)),)) for words in (("a", "b"), ("a", "c")))
     refused("sentence 2 is 'a c' in y, but 'a b' in x", average_parses, {"x": [one, one], "y": [one, other]})
-    refused("numbers of sentences differ: {'x': 1, 'y': 2}", average_parses, {"x": [one], "y": [one, one]})
+    refused("have different numbers of sentences: {'x': 1, 'y': 2}", average_parses, {"x": [one], "y": [one, one]})
 
 
 def test_parses_become_sentences_of_a_treebank():

@@ -84,7 +84,7 @@ def test_attention_entropies_of_given_trees(architecture: str, trees: Path) -> N
 
 def test_a_text_has_one_tree(trees: Path) -> None:
     proposals = Proposals([trees])
-    refused(r"sentence 1 has 2 different trees, but stands 1 times in the input: 'We", find_trees, proposals, ITEMS[:1])
+    refused(r"sentence 1 has 2 different trees, but occurs 1 times in the input: 'We", find_trees, proposals, ITEMS[:1])
     with pytest.raises(ValueError, match=r"sentence 2 has no tree in .*gold.mrg: 'nobody asks'"):
         find_trees(proposals, [ITEMS[3], TextItem("2", "nobody asks")])
     twice = find_trees(proposals, [ITEMS[1]] * 2)
@@ -168,7 +168,7 @@ def test_command(trees: Path, saved_models: Path, capsys: pytest.CaptureFixture)
     assert (meta["estimator"], meta["num_beams"], meta["trees_changed"]) == ("joint with given trees", None, 0)
     assert meta["trees"][0]["sha256"]
     trees.write_text(TREES.replace("(NP (X the)", "(NML (X the)"))
-    assert "NML in 1; it knows NP, S, VP. In --unknown-labels FILE" in fail(capsys, *command)
+    assert "NML in 1; it knows NP, S, VP. --unknown-labels drop" in fail(capsys, *command)
     dropped = run(capsys, *command, "--unknown-labels", "drop")
     renamed, alone = (run(capsys, *command, "--unknown-labels", _file(labels, s)) for s in ("NML NP\n", "NML\n"))
     assert dropped == alone != renamed == out.read_text()

@@ -66,7 +66,7 @@ def test_perplexity_of_documents():
 
 
 @pytest.mark.parametrize(
-    ("begin", "text", "message"), [(True, " ", "no token has a probability"), (False, "W", "or have one token each")]
+    ("begin", "text", "message"), [(True, " ", "no token has a probability"), (False, "W", "more than one token")]
 )
 def test_no_text_is_an_error(begin, text, message):
     refused(message, evaluate_perplexity, scorer_of("gpt2", begin=begin), [TextItem("", text)])

@@ -435,7 +435,7 @@ def test_no_row_joins(tables, capsys):
     write(tables / "s.tsv", [{**row, "item": row["sentence_id"]} for row in WORDS], ("item", *OF_SURPRISALS[2:]))
     write(tables / "rt.tsv", [{**row, "item": f"1-{row['sentence_id']}"} for row in WORDS], ("item", *OF_TIMES[1:]))
     error = fail(capsys, *COMMON)
-    assert "no row of rt.tsv joins s.tsv by item, word_id: they begin with 1-1 1 and 1 1" in error
+    assert "no row of rt.tsv joins s.tsv by item, word_id. Their ids begin with 1-1 1 and 1 1" in error
     write(tables / "rt.tsv", WORDS, ("word", "mean_rt", "count"))
     error = fail(capsys, *COMMON)
     assert "no key in common" in error and "rt.tsv has word, mean_rt, count" in error and "--on A,B" in error
@@ -458,7 +458,7 @@ def test_a_part_of_the_rows_joins(tables, capsys):
 
 def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     assert "there is no column 'rt': rt.tsv has sentence_id, word_id" in fail(capsys, "s.tsv", "--times", "rt.tsv")
-    assert "which column is the surprisal? Write rt.tsv:COLUMN" in fail(capsys, "rt.tsv", *COMMON[1:])
+    assert "names no column of surprisals. Write rt.tsv:COLUMN" in fail(capsys, "rt.tsv", *COMMON[1:])
     assert "there is no column 'nae': s.tsv has" in fail(capsys, "N=s.tsv:nae", *COMMON[1:])
     write(
         tables / "bad.tsv",
@@ -473,11 +473,11 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     assert "bad.tsv: row 4 has 'inf' in 'mean_rt', which is not a number" in error
     write(tables / "bad.tsv", [{**row, "mean_rt": 250} for row in WORDS], OF_TIMES)
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
-    assert "all reading times that are left are 250" in error
+    assert "all remaining reading times are 250" in error
     edges = [{**row, "mean_rt": 250 + (row["word_id"] == 1)} for row in WORDS]  # first words do not count
     write(tables / "bad.tsv", edges, OF_TIMES)
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
-    assert "all reading times that are left are 250" in error
+    assert "all remaining reading times are 250" in error
     # A word that a grammar cannot derive has no surprisal that a regression takes.
     endless = [{**row, "surprisal_bits": "inf" if i == 60 else row["surprisal_bits"]} for i, row in enumerate(WORDS)]
     write(tables / "s.tsv", endless, OF_SURPRISALS)
@@ -495,7 +495,7 @@ def test_predictors_that_a_regression_cannot_see(tables, capsys):
 
 
 def test_too_few_words(tables, capsys):
-    assert "fold 7 of 10 is empty: there are 6 texts. Lower --folds" in fail(capsys, *COMMON, "--folds-by", "text")
+    assert "is empty. There are 6 texts. Lower --folds" in fail(capsys, *COMMON, "--folds-by", "text")
     write(tables / "s.tsv", WORDS[:250], OF_SURPRISALS)
     write(tables / "rt.tsv", WORDS[:250], OF_TIMES)
     assert "words are too few for 12 coefficients" in fail(capsys, *COMMON)
@@ -541,7 +541,7 @@ def test_rows_that_are_not_in_the_order_of_the_text(tables, capsys):
         for order, key in orders.items():
             write(tables / "s.tsv", sorted(WORDS, key=key), names)
             if "document" in names or order != "numbers as text":  # texts of one sentence may have any order
-                assert "sort the rows by document, sentence_id and word_id" in fail(capsys, *COMMON)
+                assert "Sort the rows by document, sentence_id and word_id" in fail(capsys, *COMMON)
     write(tables / "rt.tsv", sorted(WORDS, key=orders["words"]), OF_TIMES)
     write(tables / "s.tsv", WORDS, OF_SURPRISALS)
     check(run(capsys)[0], slow())
@@ -555,7 +555,7 @@ def test_texts_that_only_some_times_name(tables, capsys):
     check(run(capsys, "--partial")[0], slow([{**row, "count": row["mean_rt"] and row["count"]} for row in without]))
     write(tables / "rt.tsv", [row for row in WORDS if row["sentence_id"] != 11], ("document", *OF_TIMES))
     error = fail(capsys, *COMMON, "--partial")
-    assert "so its document is unclear: add that column to s.tsv" in error
+    assert "so its document is unclear. Add that column to s.tsv" in error
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings
@@ -616,9 +616,7 @@ def test_frequencies_of_a_file(tables, capsys):
     (tables / "commas.tsv").write_text("the\t1,000\nthen\t2\n")
     assert "'1,000' in the first row is not a number" in fail(capsys, *COMMON[:-1], "commas.tsv")
     (tables / "logs.tsv").write_text("word\tcount\nthe\t3\nthen\t-4.5\n")
-    assert "logs.tsv: row 2 has -4.5 in 'count', and there are no counts below 0" in fail(
-        capsys, *COMMON[:-1], "logs.tsv"
-    )
+    assert "logs.tsv: row 2 has -4.5 in 'count', which is below 0" in fail(capsys, *COMMON[:-1], "logs.tsv")
     write(tables / "four.tsv", WORDS, OF_TIMES[:4])
     said = "four.tsv has sentence_id, word_id, word, mean_rt. Give words in the first of two columns"
     assert said in fail(capsys, *COMMON[:-1], "four.tsv")
@@ -633,7 +631,7 @@ def test_frequencies_of_a_file(tables, capsys):
         (tables / "bare.tsv").write_text(text)
         assert said in fail(capsys, *COMMON[:-1], "bare.tsv")
     write(tables / "rt.tsv", [{**row, "log_frequency": 2} for row in WORDS], (*OF_TIMES, "log_frequency"))
-    assert "these are logarithms. Give counts" in fail(capsys, *COMMON[:-1], "log_frequency")
+    assert "names logarithms. Name a column or a file of counts" in fail(capsys, *COMMON[:-1], "log_frequency")
     write(tables / "rt.tsv", WORDS, OF_TIMES)
     assert "frequency needs --frequencies" in fail(capsys, *COMMON[:-2], "--baseline", "frequency,length")
     assert "'lenght' is none of" in fail(capsys, *COMMON, "--baseline", "lenght")
@@ -659,18 +657,18 @@ def test_frequencies_of_the_package_wordfreq(tables, capsys, monkeypatch):
 
 
 def test_options_that_do_not_go_together(tables, capsys, monkeypatch):
-    assert "--times is missing" in fail(capsys, "s.tsv")
+    assert "the reading times are missing" in fail(capsys, "s.tsv")
     assert "go together" in fail(capsys, "s.tsv", "--preset", "sap")
-    assert "--model reads the text of a --preset" in fail(capsys, *COMMON[1:], "--model", "m")
+    assert "--model reads only the text of a --preset" in fail(capsys, *COMMON[1:], "--model", "m")
     assert "either tables" in fail(capsys, *COMMON[1:])
     assert "--num-beams: without --model" in fail(capsys, *COMMON, "--num-beams", "5", "--num-beams", "9")
     assert "two columns are called 's'" in fail(capsys, "s.tsv", "s.tsv:other", *COMMON[1:])
     for name in ("length", "baseline"):
         assert f"two columns are called {name!r}" in fail(capsys, f"{name}=s.tsv", *COMMON[1:])
-    assert "=s.tsv: the name is empty: write NAME=s.tsv" in fail(capsys, "=s.tsv", *COMMON[1:])
+    assert "=s.tsv: the name is empty. Write NAME=s.tsv" in fail(capsys, "=s.tsv", *COMMON[1:])
     for name in ("time", "subject"):
         assert f"two columns are called {name!r}" in fail(capsys, *COMMON, "--control", name)
-    assert "--control mean_rt: this is the reading time" in fail(capsys, *COMMON, "--control", "mean_rt")
+    assert "mean_rt: the regression predicts this reading time" in fail(capsys, *COMMON, "--control", "mean_rt")
     sap = ("s.tsv", "--preset", "sap", "--data", ".")
     assert "--folds, --coefficients: --preset sap" in fail(capsys, *sap, "--folds", "5", "--coefficients", "c.tsv")
     assert "--slope: this belongs to --preset sap" in fail(capsys, *COMMON, "--slope", "2")
@@ -785,7 +783,7 @@ def test_natural_stories(tables, capsys, times):
     assert (left_out in said) == (times is times_of_readers)
     if times is means_one_row_early:
         (tables / "all_stories.tok").unlink()
-        assert "--data . holds no all_stories.tok: it must be a clone of" in fail(
+        assert "--data . holds no all_stories.tok. Name a clone of" in fail(
             capsys, "s.tsv", "--preset", "natural-stories", "--data", "."
         )
 
@@ -885,7 +883,7 @@ def test_effects_of_items(tables, capsys):
         assert row["bits"] == 0 and row["r"] is None and row["ms_per_bit"] is None and row["predicted_share"] == 0
     (tables / "effects_by_item.tsv").write_text("\n".join(effects[:7]) + "\n")
     error = fail(capsys, *preset)
-    assert "Agreement has 2 items with times and surprisals in region 0: a correlation takes at least 3" in error
+    assert "Agreement has 2 items with times and surprisals in region 0. A correlation needs at least 3" in error
     (tables / "effects_by_item.tsv").write_text("\n".join(effects) + "\n")
     raw = ["construction\titem\tcondition\troi\trt"]
     for (name, item, region), effect in ms.items():

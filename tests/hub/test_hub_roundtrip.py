@@ -157,7 +157,7 @@ def test_the_licence_lies_beside_the_code(exported: Path, model, tmp_path: Path)
 
 def test_code_of_your_own_is_in_no_repository_of_code(model, tmp_path: Path):
     model.config.auto_map = {**model.config.auto_map, "AutoModel": "modeling_mine.MyModel"}
-    for name, message in {"org/code": r"\['modeling_mine.py'\] is code of your own", "code": "no owner"}.items():
+    for name, message in {"org/code": r"\['modeling_mine.py'\] is your own code", "code": "no owner"}.items():
         refused(message, export_model, model, None, tmp_path / "out", code_repo=name)
     assert not list(tmp_path.iterdir())
 

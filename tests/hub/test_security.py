@@ -215,7 +215,7 @@ class TestNames:
             (run / step).mkdir(parents=True)
             (run / step / "training_state.json").write_text("{}")
         for name, newest in ((run, "step_10"), (run / "step_9", "step_9")):
-            refused(rf"`synlm export \S+run/{newest} --out FOLDER`, or let the run end", load_pretrained, str(name))
+            refused(rf"`synlm export \S+run/{newest} --out FOLDER`, or wait until", load_pretrained, str(name))
         checkpoint.rename(run / "model")
         assert find_model(run / "model") == str(run / "model") and not caplog.messages
         assert load_pretrained(str(run))[0].name_or_path == str(run / "model")
@@ -242,7 +242,7 @@ class TestNames:
 
     def test_folders_have_no_revisions(self, checkpoint: Path):
         for load in (load_pretrained, saved_auto_class, describe_model):
-            refused("revision 'v1': .* which has no revisions. Leave it out", load, str(checkpoint), revision="v1")
+            refused("revision 'v1': .* has no revisions. Leave revision out", load, str(checkpoint), revision="v1")
 
 
 # -------------------------------------------------------------------------------------------------------- secrets

@@ -275,7 +275,7 @@ def test_input_that_is_no_batch_of_ids(name: str) -> None:
     """A row, texts of no token, and a text."""
     model = build(name)
     for options in ({}, {"num_beams": 2}):
-        with pytest.raises(ValueError, match=r"shape \(3,\): give \[batch, tokens\]"):
+        with pytest.raises(ValueError, match=r"shape \(3,\). Give \[batch, tokens\]"):
             model.generate(torch.tensor([3, 4, 5]), max_new_tokens=2, **options)
     calls = [model, model.generate, *([model.parse] if name in (*SEARCHING, *PCFGS, *WITH_TREES) else [])]
     for call in calls:

@@ -81,9 +81,9 @@ def test_what_wrappers_pass_on(name):
 def test_trees_need_ids():
     model = make_model("on_lstm, shared")
     vectors = torch.zeros(1, 3, 8)
-    with pytest.raises(ValueError, match="distances go with input_ids"):
+    with pytest.raises(ValueError, match="distances need input_ids"):
         model(inputs_embeds=vectors, labels=torch.ones(1, 3, dtype=torch.long), distances=torch.ones(1, 3))
-    with pytest.raises(ValueError, match="trees of a text need its ids"):
+    with pytest.raises(ValueError, match="gives trees, and trees need input_ids"):
         model.generate(inputs_embeds=vectors, max_new_tokens=1, return_dict_in_generate=True)
 
 

@@ -139,9 +139,9 @@ def test_spans_are_columns_of_the_sequences(architecture, mode):
     parsed = model.parse(ids, attention_mask=mask)
     tokens = re.findall(r"t\d+", parsed.brackets(tokenizer, 0))
     assert tokens == [f"t{int(i)}" for i in ids[0, 1:]]
-    refused(r"1 words were given. Pass one per token, or the tokenizer.*parse_sentences", parsed.brackets, ["a"], 1)
+    refused(r"1 words were given. Pass one word per token, or .*parse_sentences", parsed.brackets, ["a"], 1)
     refused("one per column", output.brackets, ["a"], 1)
-    refused("No tree of sequence 9", output.brackets, columns, 9)
+    refused("Sequence 9 has no tree", output.brackets, columns, 9)
     with pytest.raises(ValueError, match="Pad on the left|holes or padding|holes inside"):
         generate(model, ids.flip(1), attention_mask=mask.flip(1), return_dict_in_generate=True)
 
@@ -215,10 +215,10 @@ def test_other_end_tokens_only_stop(model, mode):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"prompt_lookup_num_tokens": 2}, "offer greedy search"),
-        ({"assistant_model": "itself"}, "offer greedy search"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "offer greedy search"),
-        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}, "offer greedy search"),
+        ({"prompt_lookup_num_tokens": 2}, "Use greedy search"),
+        ({"assistant_model": "itself"}, "Use greedy search"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "Use greedy search"),
+        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}, "Use greedy search"),
         ({"not_an_option": 1}, "not_an_option"),
     ],
     ids=str,

@@ -410,7 +410,7 @@ def test_damaged_pages_of_parquet_name_the_file(tmp_path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 90_000] = b"\xff" * 90_000
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet after row \d+: .*Replace it"):
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet after row \d+: .*Get it again"):
         lines_of(sources.ParquetFiles([str(path)], "text", True))
 
 
@@ -508,7 +508,7 @@ def test_bytes_that_are_not_utf_8_do_not_stop_a_run(tmp_path, tokenizer_folder):
 def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     path = write(tmp_path / "a.txt", "One.\n\nTwo.\n\nThree.")
     arguments = CorpusArguments(train_files=[path], num_validation_documents=3, tokenizer_name=tokenizer_folder)
-    refused("too few documents to take 3 off.*leave out --num-validation", prepare, arguments, tmp_path / "out")
+    refused("too few documents to take 3 for.*leave out --num-validation", prepare, arguments, tmp_path / "out")
     text = prepare(replace(arguments, num_validation_documents=2), tmp_path / "out")
     assert (text.train.num_documents, text.validation.num_documents) == (1, 2)
     # Files of all kinds count; treebanks do not, since there is no validating on them.
@@ -517,7 +517,7 @@ def test_too_few_documents_for_validation(tmp_path, tokenizer_folder):
     mixed = replace(arguments, train_files=[path, more], train_trees=[trees])
     text = prepare(mixed, tmp_path / "mixed")
     assert (text.train.num_documents, text.validation.num_documents) == (2, 3)
-    refused("too few documents to take 4 off", prepare, replace(mixed, num_validation_documents=4), tmp_path / "other")
+    refused("too few documents to take 4 for", prepare, replace(mixed, num_validation_documents=4), tmp_path / "other")
 
 
 def test_a_data_set_on_disk_is_one_split(tmp_path, tokenizer_folder):
@@ -526,7 +526,7 @@ def test_a_data_set_on_disk_is_one_split(tmp_path, tokenizer_folder):
     arguments = CorpusArguments(dataset_name=str(tmp_path / "saved"), tokenizer_name=tokenizer_folder)
     text = prepare(arguments, tmp_path / "out")
     assert (text.train.num_sentences, text.validation.num_sentences) == (18, 2)
-    refused("train-split is 'test', but .*saved' is one split. Leave it out", replace, arguments, train_split="test")
+    refused("train-split is 'test', but .*saved' has only one split", replace, arguments, train_split="test")
 
 
 def test_a_tenth_of_the_sentences_is_held_out(tmp_path, tokenizer_folder):
@@ -544,7 +544,7 @@ def test_a_tenth_of_the_sentences_is_held_out(tmp_path, tokenizer_folder):
     assert text.train.source_names() == ["a.txt", "b.jsonl"]
     prepare(arguments, tmp_path / "out")
     one = write(tmp_path / "one.txt", "One sentence.")
-    refused("the text has 1 sentence, and training", prepare, replace(arguments, train_files=[one]), tmp_path / "one")
+    refused("the text has 1 sentence, but training", prepare, replace(arguments, train_files=[one]), tmp_path / "one")
 
 
 # What is refused
@@ -580,7 +580,7 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
     files.write_json(out / "train" / shards.MADE_FROM_FILE, {**old, "format": 1})
     for index in ("", "{}"):
         write(out / "train" / shards.INDEX_FILE, "{}") if index else None
-        message = f"^{out}/train: .*format 1, .* run python training/prepare_text.py --output-dir"
+        message = f"^{out}/train .*format 1, .* run python training/prepare_text.py --output-dir"
         refused(f"{message} {out} ", prepare, arguments, out)
 
 
@@ -756,9 +756,9 @@ def test_tokenizers_that_cannot_be_used(tmp_path):
         PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path / "words")
         return prepare(same_text(text, str(tmp_path / "words")), tmp_path / "out")
 
-    with pytest.raises(ValueError, match="has 2 tokens, but its largest id is 70000: number its tokens from 0 to 1"):
+    with pytest.raises(ValueError, match="has 2 tokens, but its largest id is 70000. Number its tokens from 0 to 1"):
         prepared_with({"the": 0, "cat": 70_000}, "the", text)
-    with pytest.raises(ValueError, match="tokenizer cannot encode the text: .*Give its vocabulary the unknown token"):
+    with pytest.raises(ValueError, match="tokenizer cannot encode the text: .*Add the unknown token"):
         prepared_with({"the": 0}, "<unk>", text)
     shutil.rmtree(tmp_path / "out")
     assert sentences_of(prepared_with({"the": 0, "cat": 1}, "<unk>", text).train) == [[[0, 1]]]

@@ -215,7 +215,7 @@ def test_ends_of_epochs() -> None:
     assert [step for step in range(1, 7) if step in ends(2, 3, 4, 2, 9)] == [2, 4, 5] and ends(2, 3, 4, 2).step(2) == 5
     four = ends(4, 4, 5, 3, 9)
     assert [four.step(0), four.step(1), 1 in four, 2 in four] == [1, 3, True, False]
-    refused("3 batches.* 4 ", four.__contains__, 4)
+    refused("3 batches.* 4[.]", four.__contains__, 4)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
@@ -385,7 +385,7 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
         ("palm", ("--per-device-train-batch-size", "999"), "999 rows"),
         ("palm", ("--tokenizer-name", "{model}"), "pad_token"),
         ("awd_lstm", ("--parse-options", "method=attention"), "parse-options.*awd_lstm"),
-        ("prpn", ("--batching", "sentences", "--gradient-accumulation-steps", "99"), " 99 "),
+        ("prpn", ("--batching", "sentences", "--gradient-accumulation-steps", "99"), " 99[.]"),
         # Otherwise, these would show after the training.
         ("palm", ("--parse-options", "decoder=biased"), "decoder.*method"),
         ("on_lstm", ("--parse-options", "layer=7"), "Layer 7"),
@@ -468,5 +468,5 @@ def test_an_empty_file_is_named(role: str, tmp_path: Path) -> None:
     (tmp_path / "full.txt").write_text("the people agree\n" * 20)
     (tmp_path / "empty.txt").write_text("")
     flags = [text for name, file in files.items() for text in (f"--{name}_files", str(file))]
-    with pytest.raises(ValueError, match=r"empty\.txt: there are no .*: name other files"):
+    with pytest.raises(ValueError, match=r"empty\.txt: there are no .*. Name other files"):
         train_recurrent.main([*flags, "--file-format", "text", "--output-dir", str(tmp_path / "out")])

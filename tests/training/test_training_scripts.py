@@ -362,10 +362,10 @@ def test_errors_of_users_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
         pretrain_gpst.main()
     assert capsys.readouterr().err.endswith("Error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
     for twice, value in (("--train-files", "a.txt"), ("--config", "gpst_tiny")):
-        refused(f"{twice} is given 2 times: give it once", parse, "--output-dir", "x", twice, value, twice, value)
+        refused(f"{twice} is given 2 times. Give it once", parse, "--output-dir", "x", twice, value, twice, value)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", ["synlm train gpst", "--seed", "1", "--output-dir", "x", "--seed", "2"])
-        refused("--seed is given 2 times: give it once", run_arguments.parse_arguments, GPSTRecipe.parts.values())
+        refused("--seed is given 2 times. Give it once", run_arguments.parse_arguments, GPSTRecipe.parts.values())
     assert parse("--seed", "1", "--output-dir", "x", "--seed", "2")[-1].seed == 2  # of a list, the last one counts
     monkeypatch.setenv("HF_SYNLM_TRACEBACK", "1")
     refused("--train-files", pretrain_gpst.main)

@@ -46,7 +46,7 @@ def test_exactly_the_possible_sequences_are_accepted(name, num_labels, length):
             assert spans == labeled_spans_of(tree) == system.actions_to_spans([*actions, PAD, PAD])
             assert system.spans_to_actions(spans, actions.count(SHIFT)) == list(actions)
         else:
-            refused("before the sentence is finished", system.actions_to_spans, actions)
+            refused("So the sentence is not finished", system.actions_to_spans, actions)
     assert num_complete > 0
 
 
@@ -65,7 +65,7 @@ def test_round_trip_of_labeled_trees(name, num_words, seed):
         prefix = system.actions_to_spans(actions[:length], word_ends, forest=True)
         assert prefix == labeled[: len(prefix)]
         assert stack_depths(system, actions[:length], word_ends) == depths[:length]
-        refused("before the sentence is finished", system.actions_to_spans, actions[:length], word_ends)
+        refused("So the sentence is not finished", system.actions_to_spans, actions[:length], word_ends)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -109,9 +109,9 @@ def test_deep_labeled_trees(name):
         ("in_order", [4], None, "position 0 is illegal: an in-order NT needs a complete element"),
         ("in_order", [SHIFT, SHIFT], None, "position 1 is illegal: SHIFT needs an open nonterminal"),
         ("in_order", [SHIFT, 4, FINISH], None, "position 2 is illegal: FINISH needs exactly one complete element"),
-        ("in_order", [SHIFT, 4, REDUCE], None, "before the sentence is finished"),
+        ("in_order", [SHIFT, 4, REDUCE], None, "So the sentence is not finished"),
         ("binary", [SHIFT, 4], None, "position 1 is illegal: a binary constituent needs two elements"),
-        ("binary", [SHIFT, SHIFT, 4], None, "before the sentence is finished"),
+        ("binary", [SHIFT, SHIFT, 4], None, "So the sentence is not finished"),
         ("in_order", [SHIFT, 4], [False, True], "position 1 is illegal: it stands between the pieces of a word"),
         ("top_down", [3, SHIFT, REDUCE], [False, True], "position 2 is illegal: it stands between the pieces"),
         ("top_down", [3, SHIFT, SHIFT], [True], "position 2 is illegal: SHIFT, but word_ends has only 1 tokens"),

@@ -38,7 +38,7 @@ def _run(frame: Frame, y: np.ndarray, folds: np.ndarray, rows: np.ndarray, mixed
     run = _Run(rows, {}, {})
     readers = frame.rows["subject"][rows].reset_index(drop=True) if mixed else None
     if np.ptp(y[rows]) == 0:
-        raise ValueError(f"all reading times that are left are {y[rows][0]:g}: name another column (--rt-column)")
+        raise ValueError(f"all remaining reading times are {y[rows][0]:g}. Name another column (--rt-column)")
     for name, part in {"": None, **frame.predictors}.items():
         columns = pd.concat([frame.baseline, part], axis=1)[rows].reset_index(drop=True)
         check_columns(columns, f"leave out {name}" if name else "leave it out of --baseline or --control")
@@ -106,7 +106,7 @@ def analyse(frame: Frame, settings: Settings) -> Analysis:
     y = frame.rows["time"].to_numpy(float)
     if settings.log_rt:
         if y.min() <= 0:
-            raise ValueError(f"--log-rt: a reading time is {y.min():g}: give times above 0")
+            raise ValueError(f"--log-rt: a reading time is {y.min():g}. Give times above 0")
         y = np.log(y)
     units = frame.rows["sentence_id" if settings.folds_by == "sentence" else "document"]
     folds = make_folds(units, settings.folds, settings.folds_by)
@@ -131,7 +131,7 @@ def _rows_of_readers(frame: Frame) -> dict[str, np.ndarray]:
     enough = {reader: own for reader, own in rows.items() if own.sum() >= WORDS_OF_A_READER * size}
     if len(enough) < 2:
         raise ValueError(
-            f"{len(enough)} of {len(rows)} readers have {WORDS_OF_A_READER} words for each of {size} columns: lower "
+            f"{len(enough)} of {len(rows)} readers have {WORDS_OF_A_READER} words for each of {size} columns. Lower "
             "--spillover, shorten --baseline, or fit all readers together by --mixed"
         )
     return enough

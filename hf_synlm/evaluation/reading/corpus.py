@@ -85,7 +85,7 @@ def _read_counts(path: str) -> dict[str, float]:
         table.attrs["name"] = path
     elif names[1][:1].isdigit():
         raise ValueError(
-            f"--frequencies {path}: {names[1]!r} in the first row is not a number: write it without commas"
+            f"--frequencies {path}: {names[1]!r} in the first row is not a number. Write it without commas"
         )
     counts = pd.Series(_not_negative(table, names[1]), table[names[0]])
     return counts.groupby(level=0).sum(min_count=1).to_dict()  # a word may have a row for each part of speech
@@ -97,8 +97,8 @@ def _not_negative(table: pd.DataFrame, column: str) -> np.ndarray:
     if (found < 0).any():
         row = int((found < 0).argmax())
         raise ValueError(
-            f"--frequencies: {table.attrs['name']}: row {row + 1} has {found[row]:g} in {column!r}, and there are no "
-            "counts below 0: give counts, not their logarithms"
+            f"--frequencies: {table.attrs['name']}: row {row + 1} has {found[row]:g} in {column!r}, which is below "
+            "0. Give counts, not their logarithms"
         )
     return found
 
@@ -135,12 +135,12 @@ def join_corpus(
 ) -> Corpus:
     """Join tables to the words of texts; `joining` goes to `match`."""
     if rt_column in controls:
-        raise ValueError(f"--control {rt_column}: this is the reading time that is predicted. Leave it out")
+        raise ValueError(f"--control {rt_column}: the regression predicts this reading time. Leave it out")
     names = [*RESERVED, *controls, *(one.name for one in predictors)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(
-            f"two columns are called {twice[0]!r}: give each table (NAME=FILE) and column of --control a name of its "
-            f"own, other than {', '.join(RESERVED)}"
+            f"two columns are called {twice[0]!r}. Give different names to the tables (NAME=FILE) and the columns of "
+            f"--control, other than {', '.join(RESERVED)}"
         )
     text = text.reset_index(drop=True)
     remarks: list[str] = []
@@ -203,7 +203,7 @@ def _name_sentences(text: pd.DataFrame, remarks: list[str]) -> None:
     if "sentence_id" not in text:
         if "item" not in text or "zone" in text:
             name = text.attrs["name"]
-            raise ValueError(f"no table says where sentences begin: add a column sentence_id to {name} or to the times")
+            raise ValueError(f"no table says where sentences begin. Add a column sentence_id to {name} or to the times")
         text["sentence_id"] = text["item"]
     _fill(text, "sentence_id")
     if "document" in text:
@@ -229,7 +229,7 @@ def _fill(text: pd.DataFrame, column: str) -> None:
         row, name = int(text[column].isna().argmax()), text.attrs["name"]
         raise ValueError(
             f"row {row + 1} of {name} ({text['word'][row]!r}) is missing in the table with the column {column}, so its "
-            f"{column} is unclear: add that column to {name}"
+            f"{column} is unclear. Add that column to {name}"
         )
 
 
@@ -244,14 +244,14 @@ def _check_order(text: pd.DataFrame) -> None:
         row = int(back.argmax())
         raise ValueError(
             f"{text.attrs['name']}: row {row + 1} ({text['word'][row]!r}) belongs before row {row} "
-            f"({text['word'][row - 1]!r}): sort the rows by document, sentence_id and word_id, all as numbers"
+            f"({text['word'][row - 1]!r}). Sort the rows by document, sentence_id and word_id, all as numbers"
         )
 
 
 def _counts(given: str, text: pd.DataFrame, times: pd.DataFrame, of_times: np.ndarray) -> pd.Series:
     """Frequencies of the words: a column of the text or of the times, or as `counter` finds them."""
     if given == "log_frequency":
-        raise ValueError("--frequencies log_frequency: these are logarithms. Give counts: a column or a file of them")
+        raise ValueError("--frequencies log_frequency names logarithms. Name a column or a file of counts")
     if given in text:
         return pd.Series(_not_negative(text, given))
     if given in times:

@@ -155,7 +155,7 @@ def _baseline(
     columns = pd.concat(parts.values(), axis=1) if parts else pd.DataFrame(index=here.index)
     if settings.interaction:
         if not {"length", "frequency"} <= set(parts):
-            raise ValueError("--interaction needs length and frequency in the baseline: give --frequencies")
+            raise ValueError("--interaction needs length and frequency in the baseline. Give --frequencies")
         length, frequency = ((part - part.mean()).to_numpy() for part in (parts["length"], parts["frequency"]))
         columns[[f"length_x_frequency_{lag}" for lag in range(settings.spillover + 1)]] = length * frequency
     if "place" in settings.baseline:

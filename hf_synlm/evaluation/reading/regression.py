@@ -29,7 +29,7 @@ def make_folds(units: pd.Series, count: int, name: str) -> np.ndarray:
     order = turns - 1 if turns.notna().all() and (turns % 1 == 0).all() else pd.Series(pd.factorize(units)[0])
     folds = (order % count).to_numpy().astype(int)
     if empty := sorted(set(range(count)) - set(folds)):
-        raise ValueError(f"fold {empty[0] + 1} of {count} is empty: there are {units.nunique()} {name}s. Lower --folds")
+        raise ValueError(f"fold {empty[0] + 1} of {count} is empty. There are {units.nunique()} {name}s. Lower --folds")
     return folds
 
 
@@ -37,7 +37,7 @@ def check_columns(columns: pd.DataFrame, remedy: str) -> None:
     """Raise ValueError if a regression cannot tell a column from the others, or has too few words."""
     if len(columns) < WORDS_PER_COEFFICIENT * (columns.shape[1] + 1):
         raise ValueError(
-            f"{len(columns):,} words are too few for {columns.shape[1] + 1} coefficients: it takes at least "
+            f"{len(columns):,} words are too few for {columns.shape[1] + 1} coefficients. There must be at least "
             f"{WORDS_PER_COEFFICIENT} for each. Lower --spillover, shorten --baseline, or keep more words"
         )
     for name in columns:
@@ -69,8 +69,8 @@ def held_out(y: np.ndarray, columns: pd.DataFrame, folds: np.ndarray, readers: p
             weights, _, rank, _ = np.linalg.lstsq(scaled[inside], y[inside], rcond=None)
             if rank < scaled.shape[1]:
                 raise ValueError(
-                    f"without fold {fold + 1} the columns {', '.join(columns)} depend on each other: one of them has "
-                    "too few different values. Lower --folds, or shorten --baseline"
+                    f"without fold {fold + 1} the columns {', '.join(columns)} depend on each other, because one "
+                    "column has too few different values. Lower --folds, or shorten --baseline"
                 )
             predicted = scaled @ weights
             variance = np.mean((y[inside] - predicted[inside]) ** 2)

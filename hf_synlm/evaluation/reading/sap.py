@@ -50,7 +50,7 @@ def read_effects(folder: Path, times: Path | None, rt_column: str) -> tuple[pd.S
         table["ms"], table["roi"] = numbers(table, rt_column), numbers(table, "roi").astype(int)
         means = table.groupby(["construction", "item", "roi", "condition"])["ms"].mean().unstack("condition")
         if not {"critical", "control"} <= set(means):
-            raise ValueError(f"{times}: condition is {', '.join(means)}: it must be critical or control")
+            raise ValueError(f"{times}: condition is {', '.join(means)}. Write critical or control")
         return (means["critical"] - means["control"]).dropna(), times
     hint = (
         " with effect, item, roi, rt_effect_ms (made from plots/spr/*/by_item.rds by R); or give --times, a table with "
@@ -69,7 +69,7 @@ def by_region(items: pd.DataFrame, table: pd.DataFrame, column: str) -> pd.DataF
     Sentences are found by their words.
     """
     if "sentence_id" not in table:
-        raise ValueError(f"{table.attrs['name']} has no column sentence_id: give a table of `synlm surprisal`")
+        raise ValueError(f"{table.attrs['name']} has no column sentence_id. Give a table of `synlm surprisal`")
     groups = table.assign(value=numbers(table, column)).groupby("sentence_id", sort=False)
     values = {plain_word(" ".join(rows["word"])): rows["value"].to_numpy() for _, rows in groups}
     found = [
@@ -112,17 +112,17 @@ def compare_effects(
     """A row per predictor, construction and region; `slope` is in ms per bit. What would divide by 0 is NaN."""
     rows, names = [], [one.name for one in predictors]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two predictors are called {twice[0]!r}: name tables as NAME=FILE, each in its own way")
+        raise ValueError(f"two predictors are called {twice[0]!r}. Name every table in its own way, as NAME=FILE")
     for predictor in predictors:
         both = pd.concat([effects.rename("ms"), predicted_effects(items, predictor).rename("bits")], axis=1).dropna()
         if both.empty:
-            raise ValueError(f"no item has both times and surprisals of {predictor.name}: do both number items alike?")
+            raise ValueError(f"no item has both times and surprisals of {predictor.name}. Number items alike in both")
         for (construction, region), own in both.groupby(["construction", "roi"]):
             bits, ms = own["bits"].to_numpy(), own["ms"].to_numpy()
             if len(own) < FEWEST_ITEMS:
                 raise ValueError(
                     f"{predictor.name}: {construction} has {len(own)} items with times and surprisals in region "
-                    f"{region}: a correlation takes at least {FEWEST_ITEMS}. Score all sentences of the items"
+                    f"{region}. A correlation needs at least {FEWEST_ITEMS} items. Score all sentences of the items"
                 )
             r = low = high = p = math.nan
             if np.ptp(bits) and np.ptp(ms):

@@ -94,7 +94,7 @@ def split_given(given: str) -> tuple[str, Path, str]:
     if not colon or Path(rest).is_file():
         path, column = rest, ""
     if equals and not name:
-        raise ValueError(f"{given}: the name is empty: write NAME{given}, or the file alone")
+        raise ValueError(f"{given}: the name is empty. Write NAME{given}, or the file alone")
     return (name if equals else Path(path).stem), Path(path), column
 
 
@@ -104,7 +104,7 @@ def read_predictor(given: str) -> Predictor:
     table = read_rows(path)
     column = column or next((one for one in table if str(one).startswith("surprisal")), "")
     if not column:
-        raise ValueError(f"{given}: which column is the surprisal? Write {given}:COLUMN; {columns_of(table)}")
+        raise ValueError(f"{given} names no column of surprisals. Write {given}:COLUMN; {columns_of(table)}")
     meta = Path(f"{path}.meta.json")
     described = read_json(meta) if meta.is_file() else {}
     settings = {key: described.get("options", {}).get(key) for key in SETTINGS} if described else {}
@@ -138,8 +138,8 @@ def match(
     places = index.get_indexer(keys)
     if (places < 0).all():
         raise ValueError(
-            f"no row of {ours} joins {theirs} by {', '.join(key)}: they begin with {_shown(keys)} and {_shown(index)}. "
-            "Write ids alike, or name other columns by --on A,B"
+            f"no row of {ours} joins {theirs} by {', '.join(key)}. Their ids begin with {_shown(keys)} and "
+            f"{_shown(index)}. Write the ids alike, or name other columns by --on A,B"
         )
     remarks += _check_partners(places, keys, index, key, (ours, theirs), partial)
     if "word" in table and "word" in text:
@@ -150,8 +150,8 @@ def match(
                 for row in differ[:3]
             )
             raise ValueError(
-                f"{len(differ):,} words of {ours} and {theirs} differ: {shown}. Are they of one text? "
-                "--allow-different-words leaves these words out"
+                f"{len(differ):,} words of {ours} and {theirs} differ: {shown}. Give tables of one text, or leave "
+                "these words out by --allow-different-words"
             )
         places[differ] = -1
         remarks += [f"{len(differ):,} words of {ours} differ from {theirs} and are left out"] if len(differ) else []

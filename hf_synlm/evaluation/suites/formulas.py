@@ -135,7 +135,7 @@ class Formula:
         with errors_at(f"formula {self.text!r}"):
             for condition, number in self.regions():
                 if condition not in conditions:
-                    raise ValueError(f"no condition {condition!r}; there are {', '.join(conditions) or 'none'}")
+                    raise ValueError(f"no condition {condition!r}. There are {', '.join(conditions) or 'none'}")
                 if number is not None and number not in conditions[condition]:
                     raise ValueError(f"no region {number} in {condition!r}, which has {sorted(conditions[condition])}")
 

@@ -54,17 +54,17 @@ def rouge_scores(
     check_list("predictions", predictions)
     check_list("references", references)
     if use_stemmer and language != "en":
-        raise ValueError(f"use_stemmer stems English words, but the language is {language!r}. Leave it out.")
+        raise ValueError(f"use_stemmer stems English words, but the language is {language!r}. Leave use_stemmer out.")
     tokens = DefaultTokenizer(use_stemmer) if language == "en" else _Words()
     scorer = rouge_scorer.RougeScorer(list(ROUGE_TYPES), tokenizer=tokens)
     table = np.zeros((len(predictions), len(ROUGE_TYPES)))
     for row, (prediction, given) in enumerate(zip(predictions, references, strict=True)):
         several = [given] if isinstance(given, str) else list(given)
         if not any(reference.strip() for reference in several):
-            raise ValueError(f"document {row} has no reference summary: leave it out")
+            raise ValueError(f"document {row} has no reference summary. Leave it out")
         if not any(map(tokens.tokenize, several)):
             raise ValueError(
-                f"document {row} has no letters of {language!r} in its reference {several[0]!r:.60}: name its language "
+                f"document {row} has no letters of {language!r} in its reference {several[0]!r:.60}. Name its language "
                 "(language, in summarization --language), or leave it out"
             )
         targets = [sentences_as_lines(reference, language=language) for reference in several]

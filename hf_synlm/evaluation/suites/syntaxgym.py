@@ -112,7 +112,7 @@ def _suite(data: Any) -> Suite:
     meta, regions = _part(data, "meta", dict), _part({"region_meta": {}, **data}, "region_meta", dict)
     metric = meta.get("metric", "sum")
     if not isinstance(metric, str) or metric not in _METRICS:
-        raise ValueError(f"metric {metric!r} is unknown: choose one of {', '.join(_METRICS)}")
+        raise ValueError(f"metric {metric!r} is unknown. Choose one of {', '.join(_METRICS)}")
     names = {str(title): _whole_number(number, "region_meta") for number, title in regions.items()}
     formulas = []
     for number, prediction in enumerate(_part(data, "predictions", list)):
@@ -126,13 +126,13 @@ def _suite(data: Any) -> Suite:
             number = _whole_number(_part(item, "item_number"), "item_number")
         with errors_at(f"item {number}"):
             if number in items:
-                raise ValueError("it stands there twice: delete one, or give it a number of its own")
+                raise ValueError("it stands there twice. Delete one, or give it a number of its own")
             items[number] = _sentences(item)
             conditions = {one.condition: {region for region, _ in one.regions} for one in items[number]}
             for formula in formulas:
                 formula.check(conditions)
     if not formulas or not items:
-        raise ValueError(f"it has {len(formulas)} predictions and {len(items)} items: it needs one of each")
+        raise ValueError(f"it has {len(formulas)} predictions and {len(items)} items. Give it at least one of each")
     return Suite(_part(meta, "name", str), metric, names, tuple(formulas), tuple(items.items()))
 
 
@@ -142,13 +142,13 @@ def _sentences(item: Any) -> tuple[Sentence, ...]:
     for condition in _part(item, "conditions", list):
         name = str(_part(condition, "condition_name"))
         if name in found:
-            raise ValueError(f"it has the condition {name!r} twice: delete one, or name it otherwise")
+            raise ValueError(f"it has the condition {name!r} twice. Delete one, or name it otherwise")
         regions: dict[int, tuple[str, ...]] = {}
         with errors_at(f"condition {name!r}"):
             for region in _part(condition, "regions", list):
                 number = _whole_number(_part(region, "region_number"), "region_number")
                 if number in regions:
-                    raise ValueError(f"it has the region {number} twice: give every region a number of its own")
+                    raise ValueError(f"it has the region {number} twice. Give every region a number of its own")
                 regions[number] = tuple(_part(region, "content", str).split())
             if not any(regions.values()):
                 raise ValueError("its sentence has no words: fill a region, or leave the item out")
@@ -159,9 +159,9 @@ def _sentences(item: Any) -> tuple[Sentence, ...]:
 def _part(value: Any, name: str, kind: type = object) -> Any:
     """A field of an object of JSON."""
     if not isinstance(value, dict) or name not in value:
-        raise ValueError(f"{value!r:.60} is not of a suite of SyntaxGym: it lacks {name!r}")
+        raise ValueError(f"{value!r:.60} is not part of a SyntaxGym suite, because it lacks {name!r}")
     if not isinstance(value[name], kind):
-        raise ValueError(f"{name} is {value[name]!r:.60}: give {_KINDS[kind]}")
+        raise ValueError(f"{name} is {value[name]!r:.60}. Give {_KINDS[kind]}")
     return value[name]
 
 
@@ -169,7 +169,7 @@ def _whole_number(value: Any, name: str) -> int:
     try:
         return operator.index(int(value) if isinstance(value, str) else value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} is {value!r:.60}: give a whole number") from None
+        raise ValueError(f"{name} is {value!r:.60}. Give a whole number") from None
 
 
 def find_suites(place: PathLike, names: Sequence[str] = ()) -> list[Path]:
@@ -268,7 +268,7 @@ def evaluate_syntaxgym(
     of_name: dict[str, PathLike] = {}
     for suite, path in zip(suites, paths, strict=True):
         if suite.name in of_name:
-            raise ValueError(f"{path} and {of_name[suite.name]} have the same name, {suite.name!r}: leave one out")
+            raise ValueError(f"{path} and {of_name[suite.name]} have the same name, {suite.name!r}. Leave one out")
         of_name[suite.name] = path
     start = time.perf_counter()
     regions = score_regions(scorer, suites, f"syntaxgym: {scorer.name}")

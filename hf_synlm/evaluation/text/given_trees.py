@@ -60,8 +60,8 @@ def find_trees(proposals: Proposals, items: Sequence[TextItem]) -> list[Treebank
         trees = proposals.trees_of(item.text, number)
         if len({(tree.words, tree.labeled_spans) for tree in trees}) > 1 and len(trees) != times[key]:
             raise ValueError(
-                f"sentence {number} has {len(trees)} different trees, but stands {times[key]} times in the input: "
-                f"{item.text!r}. Leave one tree for each time."
+                f"sentence {number} has {len(trees)} different trees, but occurs {times[key]} times in the input: "
+                f"{item.text!r}. Give one tree per occurrence."
             )
         found.append(trees[seen[key] % len(trees)])
         seen[key] += 1
@@ -108,7 +108,7 @@ def fit_labels(
     codec = tree_codec(scorer.model.config)
     if not isinstance(codec, LabeledCodec):
         if drop or renamed:
-            raise ValueError(f"{type(scorer.model).__name__} does not read labels: leave --unknown-labels out")
+            raise ValueError(f"{type(scorer.model).__name__} does not read labels. Leave --unknown-labels out")
         return list(trees), 0
     fitted, lacking, roots = list[TreebankSentence | None](), Counter[str](), Counter[str]()
     for tree in trees:
@@ -127,8 +127,8 @@ def fit_labels(
         counts = ", ".join(f"{label} in {count}" for label, count in lacking.most_common())
         raise ValueError(
             f"the model lacks labels of the {sum(tree is not None for tree in trees)} trees: {counts}; it knows "
-            f"{', '.join(sorted(codec.labels))}. In --unknown-labels FILE, a line of two labels ('SQ S') renames the "
-            "first, and a label alone is left out. --unknown-labels drop leaves out all."
+            f"{', '.join(sorted(codec.labels))}. --unknown-labels drop leaves them out. In --unknown-labels FILE, a "
+            "line 'SQ S' renames SQ to S, and a label alone is left out."
         )
     if roots:
         counts = ", ".join(f"{label} in {count}" for label, count in roots.most_common())

@@ -41,9 +41,7 @@ def perplexities(scores: Sequence[WordScores]) -> dict[str, float]:
     texts = [found for found in scores if found.tokens]
     tokens = sum(sum(not math.isnan(p) for _, p in found.tokens) for found in texts)
     if not tokens:
-        raise ValueError(
-            "no token has a probability, so there is no perplexity: the texts are empty, or have one token each"
-        )
+        raise ValueError("no token has a probability, so there is no perplexity. Give texts of more than one token")
     scored = [[w.text for w, p in zip(t.words, t.log_probs.tolist(), strict=True) if not math.isnan(p)] for t in texts]
     words, characters = sum(map(len, scored)), sum(len(" ".join(text)) for text in scored)
     nats = -math.fsum(float(found.log_probs.nansum()) for found in texts)

@@ -77,7 +77,7 @@ def checked_device(name: str | None) -> torch.device:
     # What torch raises depends on how it was built.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         problem = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} cannot be used ({problem}): choose cpu, or leave it out") from error
+        raise ValueError(f"device {name!r} cannot be used ({problem}). Choose cpu, or leave it out") from error
     return device
 
 
@@ -178,7 +178,7 @@ def num_workers(num_processes: int | None, model: PreTrainedModel, num_derivatio
         return max(1, min(worth, torch.get_num_threads()))
     if num_processes > 1 and not on_cpu:
         raise ValueError(
-            f"num_processes is {num_processes}, but the model is on {model.device}: leave num_processes out. To use "
+            f"num_processes is {num_processes}, but the model is on {model.device}. Leave num_processes out. To use "
             "several GPUs, run accelerate launch -m hf_synlm.cli"
         )
     return num_processes

@@ -111,7 +111,7 @@ class LogitReader:
         if found.isnan().any():
             raise ValueError(
                 f"{self.scorer.name} gives tokens probabilities that are not numbers. Its weights are damaged, or "
-                f"values overflow in {self.model.dtype}: load the model in float32."
+                f"values overflow in {self.model.dtype}. Load the model in float32."
             )
         return scores
 

@@ -120,20 +120,20 @@ class TextScorer:
         if attention_entropy is not None and not declared(model.config, "measures_attention"):
             raise ValueError(
                 f"attention_entropy {attention_entropy!r} (--attention-entropy): {type(model).__name__} does not "
-                "attend to derivations; Tree LM and Transformer Grammars do. Leave it out."
+                "attend to derivations. Leave it out, or choose a Tree LM or a Transformer Grammar."
             )
         if belief_update is not None and not self.searches:
             raise ValueError(
-                f"belief_update {belief_update} (--belief-update): {type(model).__name__} has no beam of derivations; "
-                "GPST, RNNG, Tree LM, URNNG and Pushdown Layers have one. Leave it out."
+                f"belief_update {belief_update} (--belief-update): {type(model).__name__} has no beam of "
+                "derivations. Leave it out, or choose GPST, RNNG, Tree LM, URNNG or Pushdown Layers."
             )
         self.estimator: Estimator = self._checked_estimator(estimator)
         self.begin_id = self._begin_id(begin_token) if begin else None
         if (not begin or begin_token is not None) and self.begins_itself:
             raise ValueError(
-                f"begin={begin}, begin_token={begin_token!r} (--no-first-word, --begin-token): {type(model).__name__} "
-                "reads every sentence from its own begin token. Leave both options out, and drop the first word from "
-                "your analysis if you do not want it."
+                f"begin={begin}, begin_token={begin_token!r} (--no-first-word, --begin-token): "
+                f"{type(model).__name__} always begins with its own begin token. Leave both options out. If you do "
+                "not want the first word, drop it from your analysis."
             )
 
     @classmethod
@@ -228,8 +228,8 @@ class TextScorer:
         found = next((token for token in candidates if token is not None), None)
         if found is None:
             raise ValueError(
-                "the model has no begin or end token from which the first word could be predicted: name one by "
-                "begin_token (--begin-token), or set bos_token_id in its configuration"
+                "the model has no begin or end token, and cannot predict the first word without it. Name a begin "
+                "token by begin_token (--begin-token), or set bos_token_id in its configuration"
             )
         return found
 
@@ -357,11 +357,11 @@ class TextScorer:
         """
         if end and self.end_of_text == "not modeled":
             raise ValueError(
-                f"{type(self.model).__name__} is not trained to predict the end of a sentence: set end=False (leave "
+                f"{type(self.model).__name__} is not trained to predict the end of a sentence. Set end=False (leave "
                 "--end-of-sentence out)"
             )
         if starts and self.estimator == "beam_marginal":
-            raise ValueError("word correction needs the distribution over next tokens: use the estimator 'stepwise'")
+            raise ValueError("word correction needs the distribution over next tokens. Use the estimator 'stepwise'")
         starting = word_starts(self.tokenizer, self.model.config.vocab_size, self.closing_ids) if starts else None
         width = self.model.word_search(self.num_beams).num_beams if self.searches else 1
         budget = token_budget(self.model, width)
@@ -419,7 +419,7 @@ class TextScorer:
     def _windows(self, text: EncodedText) -> list[Window]:
         """Pieces of a text that the model can read; `cuts` counts texts and contexts that do not fit."""
         if text.context and not self.reads_context:
-            raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence: leave it out")
+            raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence. Leave it out")
         room = self.max_context if text.context else None
         ends = {"word_ends": text.word_ends} if self.is_told_word_ends else {}
         if self.belief_update is not None:

@@ -128,7 +128,7 @@ def iterate_words(
         ValueError: as `TextScorer.score`; or a document context for a model that reads single sentences.
     """
     if context not in ("sentence", "document"):
-        raise ValueError(f"context {context!r} is unknown: choose 'sentence' or 'document'")
+        raise ValueError(f"context {context!r} is unknown. Choose 'sentence' or 'document'")
     encode = partial(scorer.encode, tokenize=tokenize)
     as_written = encode if scorer.text_style == NATURAL else partial(encode_sentences, scorer.tokenizer)
     reads_documents = context == "document" and not scorer.reads_context
@@ -290,8 +290,8 @@ def _whole_documents(items: Iterable[TextItem], most: int) -> Iterator[list[Text
     for item in items:
         if item.document < last:  # documents have numbers in the order of their first texts
             raise ValueError(
-                f"the texts of the document of item {item.item!r} stand apart. A long table is read piece by piece: "
-                "sort it by document"
+                f"the texts of the document of item {item.item!r} stand apart. A long table is read piece by piece, "
+                "so sort it by document"
             )
         if item.document != last and len(block) >= size:
             yield block

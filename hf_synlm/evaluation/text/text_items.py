@@ -113,7 +113,7 @@ def iterate_items(
     if file_format(path, kind) == "txt":
         if named is not None:
             raise ValueError(
-                f"{path} is read as plain text, which has no column {named!r}: give the format of a table, as by "
+                f"{path} is read as plain text, which has no column {named!r}. Give the format of a table, as by "
                 f"{flag} tsv"
             )
         items = _items_of_lines(path, kind is not None, flag)
@@ -137,7 +137,7 @@ def iterate_items(
         has_text = has_text or bool(item.text.strip())
         yield from _sentences_of(item) if by_sentences else [item]
     if not has_text:
-        raise ValueError(f"{path} holds no text: give a file with at least one word")
+        raise ValueError(f"{path} holds no text. Give a file with at least one word")
 
 
 def _sentences_of(item: TextItem) -> Iterator[TextItem]:
@@ -155,7 +155,7 @@ def _items_of_lines(path: PathLike, is_text: bool, flag: str) -> Iterator[TextIt
     first = list(islice(lines, NUM_FIRST))
     if not is_text and (problem := describe_table(first)):
         what, kind = problem
-        raise ValueError(f"{path} is read as plain text, but {what}: say {flag} {kind}, or {flag} txt if it is text")
+        raise ValueError(f"{path} is read as plain text, but {what}. Pass {flag} {kind}, or {flag} txt if it is text")
     for number, line in enumerate(chain(first, lines), 1):
         yield TextItem(str(number), line, document)
         document += not line.strip()
@@ -199,7 +199,8 @@ def _items_of_words(
             if item in known or not set(found) <= set(apart):
                 raise ValueError(
                     f"{where}: item {item!r} has rows elsewhere, or conditions that earlier items lack. A table of "
-                    f"more than {_NUM_ROWS:,} rows is read in pieces: sort it by item, those with all conditions first"
+                    f"more than {_NUM_ROWS:,} rows is read in pieces. Sort it by item, and put those with all "
+                    "conditions first"
                 )
             part = None if sentence is None else _label(row, sentence, where, needed=True)
             more = {name: value for name, value in row.items() if name not in (word, item_column)}
@@ -391,7 +392,7 @@ def _check_one_reader(path: PathLike, item: str, words: Sequence[WordRow]) -> No
         if len(readers) > 1:
             raise ValueError(
                 f"{path}: {item!r} has the rows of {len(readers)} readers ({column}), which are not one text. Score "
-                "a table with one row per word, and join the readings to it"
+                "a table with one row per word, and then join the reading times to this table"
             )
 
 
@@ -448,7 +449,7 @@ def text_files(places: Sequence[Path]) -> list[Path]:
             raise ValueError(f"the folder {place} holds no file in {', '.join('.' + name for name in FORMATS)}")
         files += inside if place.is_dir() else [place]
     if twice := [str(path) for path, count in Counter(path.resolve() for path in files).items() if count > 1]:
-        raise ValueError(f"{twice[0]} is named twice: leave one out")
+        raise ValueError(f"{twice[0]} is named twice. Name it once")
     return files
 
 
@@ -525,10 +526,10 @@ def _label(row: Mapping[str, Any], column: str, where: str, needed: bool = False
     value = row.get(column)
     if needed and value is None:
         raise ValueError(
-            f"{where} has no {column!r} (it has {', '.join(map(str, row))}): name the column of the ids (--item-column)"
+            f"{where} has no {column!r} (it has {', '.join(map(str, row))}). Name the column of the ids (--item-column)"
         )
     if isinstance(value, (dict, list)):
-        raise ValueError(f"{where} has {value!r} in the column {column!r}: write a number or text")
+        raise ValueError(f"{where} has {value!r} in the column {column!r}. Write a number or text")
     return value
 
 

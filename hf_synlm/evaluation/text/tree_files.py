@@ -129,7 +129,7 @@ def known_trees(codec: TreeCodec, trees: Sequence[TreebankSentence]) -> list[Tre
         labels = {label for lacking in unknown for label, _, _ in lacking}
         raise ValueError(
             f"every tree of {' '.join(trees[0].words)!r} has a label that the model does not know "
-            f"({', '.join(sorted(labels))}; it knows {', '.join(codec.labels)}): rename or remove these labels"
+            f"({', '.join(sorted(labels))}; it knows {', '.join(codec.labels)}). Rename or remove these labels"
         )
     return known
 
@@ -175,16 +175,16 @@ class Proposals:
         if not trees:
             paths = ", ".join(file["path"] for file in self.files)
             raise ValueError(
-                f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or write it as they do."
+                f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or spell it as its trees do."
             )
         return trees
 
     def settings(self, scorer: TextScorer, tokenize: Tokenization | None = None) -> dict[str, Any]:
         """Options that results state; options of a search, and `tokenize`, are refused."""
         if tokenize:
-            raise ValueError("the words of proposals are those of their trees: leave --tokenize out")
+            raise ValueError("the words of --proposals come from the trees. Leave --tokenize out")
         if scorer.num_beams is not None or scorer.search_options:
-            raise ValueError("num_beams and the other options of a search do not apply to proposals: leave them out")
+            raise ValueError("num_beams and the other options of a search do not apply to proposals. Leave them out")
         return {
             **without_search(scorer),
             "estimator": "proposals",
@@ -200,7 +200,7 @@ class Proposals:
             if len(words) > 1:
                 raise ValueError(
                     f"trees of {sentence!r} split its words in {len(words)} ways, such as "
-                    f"{' | '.join(map(' '.join, sorted(words)[:2]))}: take one"
+                    f"{' | '.join(map(' '.join, sorted(words)[:2]))}. Take one"
                 )
         found = {
             sentence: score_proposals(scorer, given[sentence][0].words, given[sentence])

@@ -271,7 +271,7 @@ def encode_sentences(
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"{type(tokenizer).__name__} does not give the positions of its tokens, so they cannot be assigned to "
-            "words: use a fast tokenizer (one with a tokenizer.json)"
+            "words. Use a fast tokenizer (one with a tokenizer.json)"
         )
     check_list("sentences", sentences, '["the", "dog"]')
     parts = [[word.split() for word in words] for words in sentences]
@@ -368,8 +368,8 @@ def _assign(
             owners.append(word_at[start])
             if word_at[end - 1] != owners[-1]:
                 raise ValueError(
-                    f"the token {tokenizer.convert_ids_to_tokens(token)!r} covers the words {words[owners[-1]]!r} and "
-                    f"{words[word_at[end - 1]]!r}: words have no surprisal if tokens of the tokenizer cross white space"
+                    f"the token {tokenizer.convert_ids_to_tokens(token)!r} covers the words {words[owners[-1]]!r} "
+                    f"and {words[word_at[end - 1]]!r}. Use a tokenizer whose tokens do not cross white space"
                 )
         elif piece:
             owners.append(word_at[min(start, len(text)) - 1])  # white space only

@@ -77,7 +77,7 @@ def average_trees(
     given, voting, num_words = _read(trees, binarize)
     numbers = [1.0] * len(trees) if weights is None else [float(weight) for weight in weights]
     if len(numbers) != len(trees) or not all(0 <= w < math.inf for w in numbers) or not any(numbers):
-        raise ValueError(f"weights are {numbers} for {len(trees)} trees: give one finite number, 0 or more, per tree")
+        raise ValueError(f"weights are {numbers} for {len(trees)} trees. Give one finite number, 0 or more, per tree")
     votes = _count_votes(voting, numbers, num_words)
     votes[votes <= 1e-9 * votes.max()] = 0  # sums are rounded
     binary = best_binary_tree(votes)
@@ -130,7 +130,7 @@ def _read(
     given = [tree if isinstance(tree, Hypothesis) else Hypothesis(tuple((i, j) for i, j in tree)) for tree in trees]
     lengths = [max((j for _, j in tree.spans), default=1) for tree in given]
     if len(set(lengths)) != 1:
-        raise ValueError(f"trees over {lengths} words: give one or more trees of one sentence, with its whole span")
+        raise ValueError(f"trees over {lengths} words. Give one or more trees of one sentence, with its whole span")
     voting = []
     for number, tree in enumerate(given):
         with errors_at(f"tree {number}"):
@@ -193,7 +193,7 @@ def average_parses(runs: Mapping[str, Sequence[ParsedSentence]]) -> list[ParsedS
     """
     sizes = {name: len(parsed) for name, parsed in runs.items()}
     if len(set(sizes.values())) != 1:
-        raise ValueError(f"these runs cannot be averaged, because their numbers of sentences differ: {sizes}")
+        raise ValueError(f"these runs cannot be averaged, because they have different numbers of sentences: {sizes}")
     averaged = []
     for number, sentences in enumerate(zip(*runs.values(), strict=True), 1):
         answers = {name: sentence for name, sentence in zip(runs, sentences, strict=True) if sentence.hypotheses}
@@ -222,5 +222,5 @@ def _check_words(answers: Mapping[str, ParsedSentence], number: int) -> None:
         if own != words[first]:
             raise ValueError(
                 f"sentence {number} is {' '.join(answers[name].words)!r} in {name}, but "
-                f"{' '.join(answers[first].words)!r} in {first}: average trees over the same words"
+                f"{' '.join(answers[first].words)!r} in {first}. Average trees over the same words"
             )

@@ -175,7 +175,7 @@ def labeled_f1(
         if num_errors > parameters.max_errors + 1:  # EVALB looks at its counter before it counts
             raise ValueError(
                 f"the words of more than {parameters.max_errors + 1} sentences differ from the gold words, the last is "
-                f"sentence {number} ({sentences[-1].reason}): score trees over the same words, or raise max_errors "
+                f"sentence {number} ({sentences[-1].reason}). Score trees over the same words, or raise max_errors "
                 "(MAX_ERROR of a parameter file)"
             )
     cutoff = parameters.cutoff_length
@@ -212,7 +212,7 @@ def evaluate_files(
         gold_trees = [EvalbTree.from_line(line, f"{gold}:{number}") for number, line in trees_by_depth(gold_lines)]
     gold_trees, test_trees = gold_trees[:max_sentences], test_trees[:max_sentences]
     if len(gold_trees) != len(test_trees):
-        raise ValueError(f"{gold} has {len(gold_trees)} lines and {test} {len(test_trees)}: give one tree per line")
+        raise ValueError(f"{gold} has {len(gold_trees)} lines and {test} {len(test_trees)}. Give one tree per line")
     return labeled_f1(test_trees, gold_trees, parameters)
 
 

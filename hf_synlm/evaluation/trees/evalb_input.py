@@ -44,7 +44,7 @@ class EvalbParameters:
             keyword, *values = line.split()
             if keyword not in _KEYWORDS:
                 raise ValueError(
-                    f"{path}:{number}: {keyword!r} is not a parameter of EVALB: use one of {', '.join(_KEYWORDS)}"
+                    f"{path}:{number}: {keyword!r} is not a parameter of EVALB. Use one of {', '.join(_KEYWORDS)}"
                 )
             name, size = _KEYWORDS[keyword]
             if len(values) != (size or 1) or (not size and not values[0].isdecimal()):
@@ -116,7 +116,7 @@ class EvalbTree:
                 word = symbol
             else:
                 lost = word or symbol
-                raise ValueError(f"{where}: {lost!r} has no bracket of its own: write it as (TAG {lost})")
+                raise ValueError(f"{where}: {lost!r} has no bracket of its own. Write it as (TAG {lost})")
         return cls(tuple(words), tuple(tags), tuple(brackets))
 
     @classmethod

@@ -148,7 +148,7 @@ def make_treebank(
             break
     unknown = check_tags(tags, remedy) if punctuation != "keep" and punctuation_by == "tag" else 0
     if not sentences:
-        raise ValueError("no sentence has words that are not punctuation: check the treebank and how it is filtered")
+        raise ValueError("no sentence has words that are not punctuation. Check the treebank and how it is filtered")
     told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
     if unknown:
         told += f", with {plural(unknown, 'word')} of unknown tags"
@@ -178,7 +178,7 @@ def match_treebank(
     if len(parsed) != len(treebank.sentences):
         raise ValueError(
             f"{where}: {plural(len(parsed), 'sentence')}, but the treebank has {len(treebank.sentences)} "
-            f"({treebank.convention}): give one line per sentence, a blank one where there is no tree"
+            f"({treebank.convention}). Give one line per sentence, and a blank line where there is no tree"
         )
     for number, (sentence, gold) in enumerate(zip(parsed, treebank.sentences, strict=True), start=1):
         if not sentence.words:

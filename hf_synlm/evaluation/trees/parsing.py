@@ -48,9 +48,9 @@ class ParsingConvention:
 
     def __post_init__(self) -> None:
         if self.level not in ("sentence", "corpus"):
-            raise ValueError(f"level is {self.level!r}: choose 'sentence' or 'corpus'")
+            raise ValueError(f"level is {self.level!r}. Choose 'sentence' or 'corpus'")
         if self.sentence_span not in ("drop", "count"):
-            raise ValueError(f"sentence_span is {self.sentence_span!r}: choose 'drop' or 'count'")
+            raise ValueError(f"sentence_span is {self.sentence_span!r}. Choose 'drop' or 'count'")
 
     def scores_length(self, num_tokens: int) -> bool:
         """Whether sentences of this length are scored."""
@@ -102,7 +102,7 @@ def resolve_convention(convention: str | ParsingConvention, **changes: Any) -> P
     """
     if isinstance(convention, str):
         if convention not in CONVENTIONS:
-            raise ValueError(f"there is no convention {convention!r}: choose one of {', '.join(CONVENTIONS)}")
+            raise ValueError(f"there is no convention {convention!r}. Choose one of {', '.join(CONVENTIONS)}")
         convention = CONVENTIONS[convention]
     new = dataclasses.replace(convention, **changes)
     changed = {name: value for name, value in vars(new).items() if value != getattr(convention, name)}
@@ -127,8 +127,8 @@ def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
     for start, end in spans:
         if not 0 <= start < end <= num_tokens:
             raise ValueError(
-                f"span ({start}, {end}) of the {what} does not fit into {plural(num_tokens, 'token')}: "
-                "spans are half-open and counted in the same tokens as the lengths"
+                f"span ({start}, {end}) of the {what} does not fit into {plural(num_tokens, 'token')}. Spans are "
+                "half-open, and count the same tokens as the lengths"
             )
 
 

@@ -96,7 +96,7 @@ def iterate_parses(
     """
     name, style = type(model).__name__, getattr(model.config, "text_style", None)
     if not declared(model.config, "gives_trees"):
-        raise ValueError(f"{name} gives no trees: name a model of hf_synlm that gives trees")
+        raise ValueError(f"{name} gives no trees. Name a model of hf_synlm that gives trees")
     known = parse_options(model)
     if unknown := ", ".join(sorted(set(options) - known)):
         raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")
@@ -107,7 +107,7 @@ def iterate_parses(
             pieces = split_sentences(tokenizer, block, tokenize, style)
             split = [[piece for word in words for piece in word] for words in pieces]
             if [] in split and skipped is None:
-                raise ValueError(f"sentence {first + split.index([])} (''): there are no words: leave it out")
+                raise ValueError(f"sentence {first + split.index([])} ('') has no words. Leave it out")
             if tokenize == "ptb" and style == NATURAL:  # the spaces are those of the text
                 texts = [(text.ids, text.word_ends) for text in encode_sentences(tokenizer, block, tokenize, style)]
             else:
@@ -208,8 +208,8 @@ def _check_lengths(
         words = sentences[long[0]]
         raise ValueError(
             f"sentence {first + long[0]} of {plural(len(words), 'word')} ({' '.join(words[:5])} ...) has "
-            f"{len(encoded[long[0]][0])} tokens, but the model has positions for {int(limit)} ({len(long)} of "
-            f"{len(encoded)} sentences are too long): shorten these sentences, or leave them out (synlm parse: "
+            f"{len(encoded[long[0]][0])} tokens, but the model reads at most {int(limit)} ({len(long)} of "
+            f"{len(encoded)} sentences are too long). Shorten these sentences, or leave them out (synlm parse: "
             "--skip-long)"
         )
     return set(long)

@@ -254,9 +254,9 @@ def report_evalb(
         if not counted.num_valid:
             reasons = [sentence.reason for sentence in scores[name].sentences if sentence.reason]
             raise ValueError(
-                f"{name}: EVALB scores none of {plural(counted.num_sentences, 'sentence')}: {counted.num_skipped} have "
-                f"no tree, or its parameters delete all their words; {counted.num_errors} have other words"
-                + "".join(f" ({why})" for why in reasons[:1])
+                f"{name}: EVALB scores none of {plural(counted.num_sentences, 'sentence')}: {counted.num_skipped} "
+                f"have no tree or no words after deletion, and {counted.num_errors} have other words than the gold "
+                "trees" + "".join(f" ({why})" for why in reasons[:1])
             )
     rows = [
         {"trees": name, "sentences": part.name, **_numbers_of_evalb(part)}

@@ -170,8 +170,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
         decay = generation_config.exponential_decay_length_penalty
         if decay is not None and generation_config.structure_mode == "joint":
             raise ValueError(
-                "exponential_decay_length_penalty scales the probability of an end token; a sentence here ends when "
-                "its tree is closed. Leave it out, or take structure_mode='marginal'."
+                "exponential_decay_length_penalty scales the probability of an end token. But sentences here end "
+                "when their tree is closed. Leave this option out, or take structure_mode='marginal'."
             )
 
     @torch.no_grad()

@@ -196,7 +196,7 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
     joined_BP = joined_boundaries(sentence_ids)
     if len(rows) != int(joined_BP.sum()):
         raise ValueError(
-            f"spans hold {len(rows)} inner nodes; binary trees over these sentences have {int(joined_BP.sum())} "
+            f"spans hold {len(rows)} inner nodes, but binary trees over these sentences have {int(joined_BP.sum())} "
             "(n - 1 for n tokens). Binarize the trees and leave out the leaves."
         )
     starts_BT = _sentence_starts(sentence_ids, joined_BP)

@@ -178,7 +178,7 @@ class GPSTConfig(SyntacticConfig):
     def num_hidden_layers(self, value: int) -> None:
         if value != self.num_hidden_layers:
             raise ValueError(
-                f"num_hidden_layers={value}: it is the sum of num_type_layers {self.num_type_layers} and "
+                f"num_hidden_layers={value} is not the sum of num_type_layers {self.num_type_layers} and "
                 f"num_token_layers {self.num_token_layers}. Set these two."
             )
 
@@ -190,8 +190,8 @@ class GPSTConfig(SyntacticConfig):
         self._check_divisible("parser_size", "parser_num_heads")
         if (self.parser_size // self.parser_num_heads) % 2:
             raise ValueError(
-                f"parser_size {self.parser_size} / parser_num_heads {self.parser_num_heads} must be even "
-                "(rotary positions turn pairs of dimensions). Change one of the two."
+                f"parser_size {self.parser_size} / parser_num_heads {self.parser_num_heads} must be even, because "
+                "rotary positions turn pairs of dimensions. Change one of the two."
             )
         self.check_choices(height_loss=HEIGHT_LOSSES)
         # For reduce, the authors may use their pad id; texts may begin with the token of classification.
@@ -200,15 +200,15 @@ class GPSTConfig(SyntacticConfig):
             same = sorted(other for other in others if getattr(self, other) == getattr(self, name) is not None)
             if same:
                 raise ValueError(
-                    f"{name} {getattr(self, name)} is {same[0]}, too, and the model must tell them apart. Take all ids "
-                    "from the tokenizer: GPSTConfig.from_tokenizer(tokenizer, ...)."
+                    f"{name} {getattr(self, name)} has the same id as {same[0]}, and the model must tell them apart. "
+                    "Take all ids from the tokenizer: GPSTConfig.from_tokenizer(tokenizer, ...)."
                 )
         if self.document_end_token and self.eos_token_id is None:
             raise ValueError("document_end_token=True needs an eos_token_id, and it is None. Set eos_token_id.")
         if self.document_end_token and self.eos_token_id == self.pad_token_id:
             raise ValueError(
-                f"document_end_token=True needs a pad_token_id other than eos_token_id {self.eos_token_id}: padding is "
-                "cut off, the end token is trained. Choose another pad_token_id."
+                f"document_end_token=True needs a pad_token_id other than eos_token_id {self.eos_token_id}, because "
+                "padding is cut off and the end token is trained. Choose another pad_token_id."
             )
         self.check_choices(activation_function=sorted(ACT2FN))
 

@@ -377,9 +377,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         marginal = not one_tree or self.wants_logits_beside(options.get("output_marginal_logits"))
         if sentence_ids is not None and marginal:
             raise ValueError(
-                "Next-token logits read a row as one running text with unknown sentence ends, so they take no "
-                "sentence_ids. Leave sentence_ids out. Or leave output_marginal_logits out, and pass labels, spans, "
-                "merge_order or output_chart."
+                "Next-token logits read a row as one running text with unknown sentence ends. Leave sentence_ids "
+                "out. Or leave output_marginal_logits out, and pass labels, spans, merge_order or output_chart."
             )
         trees = {"sentence_ids": sentence_ids, "merge_order": merge_order, "spans": spans}
         trees |= {"output_chart": output_chart, "output_spans": output_spans}
@@ -488,7 +487,7 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         if method not in WHOLE_SENTENCE_METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {['search', *WHOLE_SENTENCE_METHODS]}.")
         if any(options.get(name) for name in ("stepwise", "lexical", "belief_update")):
-            raise ValueError(f"method {method!r} takes no search options; it gives one tree per sentence.")
+            raise ValueError(f"method {method!r} does not search. Leave the options of the search out.")
         return self._parse_whole(input_ids, mask, options.get("word_ends"), method)
 
     def _parse_whole(self, input_ids: Tensor, mask: Tensor, word_ends: Tensor | None, method: str) -> ParseOutput:

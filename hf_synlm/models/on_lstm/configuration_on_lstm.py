@@ -80,8 +80,8 @@ class ONLSTMConfig(AWDConfig, SyntacticDistanceConfig):
                 raise ValueError(f"chunk_size {self.chunk_size} does not divide the width {size} of a layer.")
             if size == self.chunk_size:
                 raise ValueError(
-                    f"chunk_size {self.chunk_size} is the width of a layer: one chunk has nothing to order, and its "
-                    "cell never changes. Use half of it or less."
+                    f"chunk_size {self.chunk_size} is the width of a layer. With one chunk there is nothing to "
+                    "order, and the cell never changes. Use half of this width or less."
                 )
         self.check_regularization()
         self.check_choices(syntactic_distance_head=DISTANCE_HEADS)

@@ -321,7 +321,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         if method != "attention":
             raise ValueError(f"method {method!r} is unknown. Choose 'attention'.")
         if self.model.span_context is None:
-            raise ValueError("span_attention=False: an AWD-LSTM has no trees. Use a PaLM.")
+            raise ValueError("The model has span_attention=False and is an AWD-LSTM, without trees. Use a PaLM.")
         return self.parse_text(input_ids, attention_mask, word_ends, self._read_trees)
 
     def _read_trees(self, output: PaLMModelOutput, starts: list[list[int]]) -> list[list[Span]]:

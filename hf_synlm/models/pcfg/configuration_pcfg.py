@@ -144,6 +144,6 @@ class PCFGConfig(SyntacticConfig):
             need = f"Give it 1 to {most} rules" if self.grammar == "sparse" else "Leave num_rules out"
             raise ValueError(f"num_rules is {self.num_rules} and grammar {self.grammar!r}. {need}.")
         if self.symbols is not None and len(self.symbols) != self.num_nonterminals + self.num_preterminals:
-            raise ValueError(f"{len(self.symbols)} symbols have names. Name all, nonterminals first, or none.")
+            raise ValueError(f"{len(self.symbols)} symbols have names. Name all symbols (nonterminals first), or none.")
         if len(self.silent_ids) >= self.vocab_size:
             raise ValueError(f"vocab_size is {self.vocab_size}, which leaves no word beside the special tokens.")

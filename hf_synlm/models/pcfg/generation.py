@@ -85,7 +85,7 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         unknown = [name for name in asked if name not in _JOINT_OPTIONS]
         unknown += ["eos_token_id"] * (config.eos_token_id not in (None, self.config.eos_token_id))
         if unknown:
-            raise ValueError(f"{', '.join(unknown)}: not supported with structure_mode='joint'; try 'marginal'")
+            raise ValueError(f"{', '.join(unknown)}: not supported with structure_mode='joint'. Try 'marginal'")
         prompt = unused.get("input_ids", inputs)
         if not config.do_sample:
             raise ValueError("structure_mode='joint' draws derivations. Pass do_sample=True, or --sample.")

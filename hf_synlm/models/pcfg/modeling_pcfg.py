@@ -200,8 +200,8 @@ def _refuse_smoothing(logits: Tensor, gradient: Tensor) -> None:
     """Raise ValueError for a loss that reads words of probability 0."""
     if bool((gradient[logits == -torch.inf] != 0).any()):
         raise ValueError(
-            "The loss reads log-probabilities of words that cannot come next, which are -inf. With Trainer, leave "
-            "label_smoothing_factor at 0; or pass labels and take the loss of the output."
+            "Words that cannot come next have log-probability -inf, so this loss is infinite. Pass labels and take "
+            "the loss of the output. With Trainer, leave label_smoothing_factor at 0."
         )
 
 
@@ -340,7 +340,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         text = read_whole_rows(self.config, input_ids, attention_mask)
         counted = self._counted(input_ids, labels, text)
         if not counted.any():
-            raise ValueError("No sentence of the batch counts: all have one word, or labels of -100.")
+            raise ValueError("No sentence counts, because all have one word or labels of -100. Give longer ones.")
         shape = (len(text.count), self.config.latent_size)
         if noise is not None and noise.shape != shape:
             raise ValueError(f"latent_noise has shape {tuple(noise.shape)}, but z of the batch {shape}. Align them.")
@@ -467,11 +467,11 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         if method not in METHODS:
             raise ValueError(f"method {method!r} is unknown. Choose one of {list(METHODS)}.")
         if num_return_sequences < 1 or (num_return_sequences > 1 and method != "sample"):
-            raise ValueError(f"num_return_sequences is {num_return_sequences}: give 1, or more with method='sample'.")
+            raise ValueError(f"num_return_sequences is {num_return_sequences}. Give 1, or more with method='sample'.")
         text = read_whole_rows(self.config, input_ids, attention_mask)
         check_aligned(input_ids, word_ends=word_ends)
         if word_ends is not None and not bool(word_ends[text.mask].all()):
-            raise ValueError("word_ends: a word has several tokens, but the grammar is over words. Use its tokenizer.")
+            raise ValueError("A word has several tokens, but the grammar is over words. Use its tokenizer.")
         with evaluation_mode(self):
             token_log_probs, whole = self._token_log_probs(text)
             output = self._parse(text, method, num_return_sequences, whole.isfinite())

@@ -239,6 +239,6 @@ def _refuse_adapters(layer: Any, name: str) -> None:
     """Raise ValueError if a layer, called `name` in the message, has an adapter: it would have no effect."""
     if is_adapted(layer):
         raise ValueError(
-            f"{name} has an adapter, but {type(unwrapped(layer)).__name__} reads its weights directly, where adapters "
-            "have no effect. Leave it out of target_modules and target_parameters."
+            f"{name} has an adapter, but {type(unwrapped(layer)).__name__} reads the weights directly, so the "
+            "adapter has no effect. Leave this layer out of target_modules and target_parameters."
         )

@@ -85,7 +85,7 @@ class PushdownConfig(SyntacticConfig):
         for number in self.pushdown_layers or ():
             if not 0 <= number < self.num_hidden_layers:
                 raise ValueError(
-                    f"pushdown_layers: there is no layer {number}; layers are 0 to {self.num_hidden_layers - 1}."
+                    f"pushdown_layers names layer {number}, but the layers are 0 to {self.num_hidden_layers - 1}."
                 )
         if self.end_token_id in {self.bos_token_id, self.eos_token_id, self.pad_token_id} - {None}:
             raise ValueError(

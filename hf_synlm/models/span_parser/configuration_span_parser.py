@@ -61,4 +61,4 @@ class SpanParserConfig(SyntacticConfig):
         """Check that the fields are in range (called at construction and before saving)."""
         self.check_least(1, "span_hidden_size", "vocab_size")
         if self.bos_token_id is None or self.eos_token_id is None or self.pad_token_id is None:
-            raise ValueError("bos_token_id, eos_token_id and pad_token_id must be ids: an encoder reads them.")
+            raise ValueError("bos_token_id, eos_token_id and pad_token_id must be ids, because an encoder reads them.")

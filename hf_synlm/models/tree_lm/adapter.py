@@ -82,7 +82,7 @@ class BackboneAdapterMixin(AdapterMixin):
         found = self.lm_head(self.eval().model.decode(base.embed(place), distance >= 0, distance.clamp(min=0))[-1])
         if not torch.allclose(found, expected, rtol=1e-2, atol=1e-2):
             raise ValueError(
-                f"{type(source).__name__} scales or caps its logits, which a Tree LM does not. Choose another decoder."
+                f"{type(source).__name__} scales or caps its logits, but a Tree LM cannot. Choose another decoder."
             )
 
     def load_backbone(self, name: str, **access: Any) -> None:

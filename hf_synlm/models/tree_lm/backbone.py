@@ -31,13 +31,13 @@ def check_backbone(config: PreTrainedConfig) -> None:
     """Raise ValueError for a decoder that does not attend to all positions before; it names the field to change."""
     kind = config.model_type
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        raise ValueError(f"The backbone is a model of type {kind!r}, not a decoder. Choose one such as GPT-2 or Llama.")
+        raise ValueError(f"The backbone is of type {kind!r}, not a decoder. Choose a decoder such as GPT-2.")
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"]
     if set(kinds) != {"full_attention"}:
         raise ValueError(
-            f"The backbone has layers of the types {sorted(set(kinds))}, and a Tree LM needs full attention. Set "
-            "sliding_window to None and all layer_types to 'full_attention' in its configuration, if it was trained so."
+            f"The backbone has layers of the types {sorted(set(kinds))}, and a Tree LM needs full attention. If it "
+            "was trained with full attention, set sliding_window to None and all layer_types to 'full_attention'."
         )
 
 
@@ -57,7 +57,7 @@ def make_backbone(config: PreTrainedConfig) -> PreTrainedModel:
     """The decoder with random weights, without its embeddings of words, which are the Tree LM's."""
     backbone = AutoModel.from_config(config)
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
-        raise ValueError(f"{type(backbone).__name__} takes no position_ids, which a Tree LM needs. Choose another one.")
+        raise ValueError(f"{type(backbone).__name__} takes no position_ids, but a Tree LM gives them. Choose another.")
     backbone.set_input_embeddings(None)
     return backbone
 

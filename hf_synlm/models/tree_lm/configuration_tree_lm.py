@@ -87,7 +87,7 @@ class TreeLMConfig(LabeledTreeConfig):
             for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
                 if not hasattr(self.backbone_config, name):
                     raise ValueError(
-                        f"The backbone {self.backbone_config.model_type!r} has no {name}: choose a decoder."
+                        f"The backbone {self.backbone_config.model_type!r} has no {name}. Choose a decoder."
                     )
                 setattr(self, name, getattr(self.backbone_config, name))
             positions = getattr(self.backbone_config, "max_position_embeddings", None)
@@ -140,8 +140,8 @@ class TreeLMConfig(LabeledTreeConfig):
         self.check_search()
         if self.backbone_config is not None and self.structure_attention != "causal":
             raise ValueError(
-                f"structure_attention is {self.structure_attention!r}, but a backbone attends to all positions before. "
-                "Choose 'causal', or leave backbone_config out."
+                f"structure_attention is {self.structure_attention!r}, but a backbone attends to all earlier "
+                "positions. Choose 'causal', or leave backbone_config out."
             )
         if self.backbone_config is None and self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
@@ -155,5 +155,5 @@ class TreeLMConfig(LabeledTreeConfig):
         if self.is_bottom_up and (self.structure_attention != "causal" or self.eos_token_id is None):
             raise ValueError(
                 f"linearization is {self.linearization!r}, structure_attention {self.structure_attention!r} and "
-                f"eos_token_id {self.eos_token_id}: labels after words need 'causal', and an end token."
+                f"eos_token_id {self.eos_token_id}. Labels after words need 'causal' and an end token."
             )

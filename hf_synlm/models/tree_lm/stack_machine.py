@@ -130,7 +130,7 @@ class TreeLMStackMachine(LabeledStackMachine):
         """Read plain text before the begin token; keep its keys and values."""
         if text.ids.shape[1] > self.max_with_context:
             raise ValueError(
-                f"A context of {text.ids.shape[1]} tokens leaves too few positions for a tree: give at most "
+                f"A context of {text.ids.shape[1]} tokens leaves too few positions for a tree. Give at most "
                 f"{self.max_with_context:.0f}, half of those of the backbone."
             )
         embedded = self.model.embed(text.ids)

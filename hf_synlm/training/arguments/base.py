@@ -32,7 +32,7 @@ class TrainingArguments:
     output_dir: str = option("", "Folder for checkpoints, logs and the final model.")
     overwrite_output_dir: bool = option(
         False,
-        "Delete the run in the output folder and start from step 0. A folder with other content or with inputs of "
+        "Delete the run in the output folder and start from step 0. A folder with other files or with inputs of "
         "this run is refused.",
     )
     seed: int = option(404, "Seed of initialization, data order, dropout and noise.")
@@ -41,22 +41,22 @@ class TrainingArguments:
     gradient_accumulation_steps: int = option(1, "Micro steps per optimizer step.", minimum=1)
     max_train_steps: int | None = option(
         None,
-        "Optimizer steps of the run; default: those of --num-train-epochs, otherwise 1000. With both, the smaller "
-        "number.",
+        "Optimizer steps of the run. By default, --num-train-epochs decides, or the run has 1000 steps. With both, "
+        "the smaller number.",
         minimum=1,
     )
     max_tokens: int | None = option(
-        None, "End the run with the step that reaches this many tokens, of all processes since step 0.", minimum=1
+        None, "End the run with the step that reaches this many tokens (all processes, since step 0).", minimum=1
     )
     max_time: float | None = option(
         None,
         "End the run after the first step that begins this many minutes after the start of training. The learning "
-        "rate follows --max-train-steps all the same.",
+        "rate still follows --max-train-steps.",
         minimum=0,
     )
-    num_train_epochs: int = option(0, "Passes through the data; 0: --max-train-steps decides.", minimum=0)
+    num_train_epochs: int = option(0, "Passes through the data. With 0, --max-train-steps decides.", minimum=0)
     early_stopping_patience: int = option(
-        0, "Keep the best model, and stop after this many evaluations without a better model; 0: never stop.", minimum=0
+        0, "Keep the best model, and stop after this many evaluations without a better model. 0 never stops.", minimum=0
     )
     learning_rate: float = option(5e-5, "Peak learning rate.", minimum=0)
     adam_beta1: float = option(0.9, "AdamW: decay of the first moment.")
@@ -64,42 +64,43 @@ class TrainingArguments:
     adam_epsilon: float = option(1e-6, "AdamW: term in the denominator.")
     adam_bias_correction: bool = option(True, "AdamW: use bias correction of the moments. GPST's authors do not.")
     weight_decay: float = option(0.0, "AdamW: weight decay of matrices. Biases and norms have none.", minimum=0)
-    max_grad_norm: float = option(1.0, "Clip gradients to this norm; 0 disables.", minimum=0)
+    max_grad_norm: float = option(1.0, "Clip gradients to this norm. 0 turns this off.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
-        "linear", "Decay after the warm-up: linear or cosine (both to 0), or constant."
+        "linear", "Learning rate after the warm-up. linear and cosine decay to 0, constant does not decay."
     )
     warmup_ratio: float = option(0.01, "Warm-up as a share of all steps.")
-    num_warmup_steps: int | None = option(None, "Warm-up in steps; overrides the ratio.")
-    gradient_checkpointing: bool = option(False, "Recompute layer activations in backward: less memory, more time.")
+    num_warmup_steps: int | None = option(None, "Warm-up in steps. It overrides --warmup-ratio.")
+    gradient_checkpointing: bool = option(False, "Save memory: compute activations again in backward.")
     torch_compile: bool = option(False, "Compile the layers and the chart of GPST, or the LSTMs of RNNG and URNNG.")
     precision: Literal["float32", "tf32", "bf16"] | None = option(
         None,
-        "float32; 'tf32': the same with products in TF32, on a GPU; 'bf16': autocast to bfloat16. Default: as the "
-        "launcher says (mixed_precision of accelerate); if it says no, tf32 on a GPU and float32 on a CPU.",
+        "Precision of training. 'tf32' is float32 with products in TF32, on a GPU. 'bf16' is autocast to bfloat16. "
+        "By default, mixed_precision of accelerate decides. If that is no, a GPU uses tf32 and a CPU float32.",
     )
     dataloader_num_workers: int | None = option(
         None,
-        "Processes that prepare batches, for each GPU. Default: 2 on a GPU. On a CPU 0: the program does it.",
+        "Processes that prepare batches, for each GPU. Default: 2 on a GPU. On a CPU it is 0, and the program "
+        "prepares them.",
         minimum=0,
     )
     profile: int = option(
-        0, "Record this many steps with torch.profiler, after the first three steps; 0: none.", minimum=0
+        0, "After the first three steps, record this many steps with torch.profiler. 0 records none.", minimum=0
     )
-    logging_steps: int = option(10, "Log the losses every this many steps.", minimum=1)
-    evaluation_steps: int = option(0, "Steps between evaluations; 0: only before and after training.", minimum=0)
+    logging_steps: int = option(10, "Number of steps between logs of the losses.", minimum=1)
+    evaluation_steps: int = option(0, "Steps between evaluations (0: only before and after training).", minimum=0)
     generation_steps: int = option(
-        0, "Steps between samples of generated sentences with their trees; 0 disables.", minimum=0
+        0, "Steps between samples of generated sentences with their trees. 0 turns this off.", minimum=0
     )
-    checkpointing_steps: int = option(0, "Steps between checkpoints; 0 disables.", minimum=0)
+    checkpointing_steps: int = option(0, "Steps between checkpoints. 0 turns this off.", minimum=0)
     checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.", minimum=1)
     keep_at_words: str | None = option(
         None,
-        "Numbers of words, such as 1M,2M,10M: save a checkpoint when so many have been read since step 0, and keep it.",
+        "Numbers of words, such as 1M,2M. When the run has read so many since step 0, it saves a checkpoint to keep.",
     )
     resume_from_checkpoint: str | None = option(
         None,
-        "A checkpoint folder, or 'latest' for the newest complete one. Default: an unfinished run in the output "
-        "folder is resumed, a finished one is refused.",
+        "Folder of a checkpoint, or 'latest' for the newest complete checkpoint. By default, an unfinished run in "
+        "the output folder is resumed, and a finished run is refused.",
     )
     with_tracking: bool = option(False, "Log to the trackers of --report-to.")
     report_to: str = option("tensorboard", "Tracker supported by accelerate, such as tensorboard or trackio.")
@@ -160,10 +161,10 @@ class ModelArguments:
     model_preset: str | None = option(None, "Published size to start from.")
     config_overrides: str | None = option(
         None,
-        "Fields of the configuration that differ from the preset: key=value,key=value or a JSON object; in a config "
-        "file a mapping.",
+        "Fields of the configuration that differ from the preset. Write key=value,key=value or a JSON object, or a "
+        "mapping in a config file.",
     )
-    model_name_or_path: str | None = option(None, "Continue from the weights and configuration of this model instead.")
+    model_name_or_path: str | None = option(None, "Start from the weights and configuration of this model.")
 
     def __post_init__(self):
         """Check the architecture, and find the model to continue from."""
@@ -216,7 +217,7 @@ def check_overrides(config_class: type, overrides: Any, decided: Collection[str]
         if name not in types:
             raise ValueError(f"--config-overrides: {config_class.__name__} has no field {name!r}.")
         if name in decided:
-            raise ValueError(f"--config-overrides: {name} follows from the tokenizer and the data. Leave it out.")
+            raise ValueError(f"--config-overrides: {name} follows from tokenizer and data. Leave it out.")
         checked[name] = float(value) if types[name] is float and isinstance(value, int) else value
     return checked
 
@@ -264,10 +265,7 @@ def names_config(argv: Sequence[str]) -> bool:
 
 
 def parse_arguments(
-    types: Iterable[type],
-    argv: Sequence[str] | None = None,
-    description: str | None = None,
-    base: str | None = None,
+    types: Iterable[type], argv: Sequence[str] | None = None, description: str | None = None, base: str | None = None
 ) -> tuple[Any, ...]:
     """Read one instance of each dataclass from `--config` and from flags; flags win.
 
@@ -290,7 +288,7 @@ def parse_arguments(
     for action, count in parser.counts(argv).items():
         if count > 1 and (is_typed or action.dest == "config" or action.nargs == "*"):  # scripts may override values
             remedy = "once, with all of its values behind it" if action.nargs == "*" else "once"
-            raise ValueError(f"{flag_of(action.dest)} is given {count} times: give it {remedy}.")
+            raise ValueError(f"{flag_of(action.dest)} is given {count} times. Give it {remedy}.")
     files = [read_config_file(find_config(name)) for name in (base, known.config) if name]
     values = {name: value for file in files for name, value in file.items() if value or name not in MAPPINGS}
     _check_names(values, parser.names, known.config)

@@ -22,13 +22,13 @@ class GPSTModelArguments(ModelArguments):
 
     architecture: str = option(
         "gpst",
-        "gpst; or, as a baseline without trees, the model type of a causal language model of transformers, such as "
-        "gpt2. Options about trees and the preset are for GPST only.",
+        "Architecture to train. gpst is the default. For a baseline without trees, name the type of a causal "
+        "language model of transformers, such as gpt2. Options about trees and the preset are for GPST only.",
     )
     model_preset: str | None = option(
         None,
-        "Published size to start from: gpst-small or gpst-medium. Default: a size that fits device and text; with "
-        "--config-overrides or --model-name-or-path, also in --config: gpst-small.",
+        "Published size to start from: gpst-small or gpst-medium. By default, the size fits device and text. With "
+        "--config-overrides or --model-name-or-path (also in --config), it is gpst-small.",
     )
     document_end_token: bool = option(
         False, "End every document with the end token, so that the model learns when to stop."
@@ -48,13 +48,13 @@ class DataArguments(CorpusArguments):
 
     prepared: str | None = option(
         None,
-        "Folder of prepared text. Missing parts are prepared from the text that you name; if you name none, the folder "
-        "must be complete. Default: the folder 'text' in output_dir.",
+        "Folder of prepared text. Missing parts are prepared from the text that you name. If you name no text, the "
+        "folder must be complete. By default, it is the folder 'text' in --output-dir.",
     )
     verify_prepared: bool = option(False, "Check the checksums of the prepared text, not only its file sizes.")
     max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
     keep_words_together: bool = option(
-        False, "Forbid constituents that split words in training. The authors allow them."
+        False, "In training, forbid constituents that split words. The authors allow them."
     )
     context_length: int = option(1024, "Largest number of tokens of a context.", minimum=1)
 
@@ -80,23 +80,23 @@ class EvaluationArguments:
 
     validation_trees: str | None = option(
         None,
-        "Treebank file for F1 during training; 'embedded', or 'none'; default: embedded for the embedded text, "
-        "otherwise none.",
+        "Treebank file for F1 during training, or 'embedded', or 'none'. Default for the embedded text: 'embedded'. "
+        "For other texts: 'none'.",
     )
-    test_trees: str | None = option(None, "Treebank file for the final report; values as for --validation-trees.")
+    test_trees: str | None = option(None, "Treebank file for the final report, or 'embedded', or 'none'.")
     punctuation: Literal["remove", "ignore", "keep"] = option(
-        "remove", "Punctuation in treebanks: remove it before parsing, ignore it in the score, or keep it."
+        "remove", "Remove punctuation of treebanks before parsing, ignore it in the score, or keep it."
     )
     report_punctuation: list[str] = option(
         ["remove", "keep"],
-        "How the final report treats punctuation: one or more of these. Each has its own baselines.",
+        "How the final report treats punctuation. Name one or more of these. Each has its own baselines.",
         choices=list(PUNCTUATION),
     )
-    max_tree_sentences: int | None = option(None, "Read at most this many first trees of a treebank.")
-    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation; 0 disables.", minimum=0)
+    max_tree_sentences: int | None = option(None, "Read only this many trees, from the beginning of a treebank.")
+    search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation. 0 turns this off.", minimum=0)
     load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
     final_report: bool = option(
-        False, "At the end, compare the saved model with and without hf_synlm, parse with it and generate."
+        False, "At the end, compare the saved model with and without hf_synlm, parse and generate."
     )
 
     def complete(self, data: DataArguments) -> None:
@@ -120,8 +120,8 @@ class EvaluationArguments:
 class NGramArguments(CorpusArguments):
     """The text, and the longest n-grams."""
 
-    output_dir: str = option(MISSING, "Folder for the model; the prepared text lies in its folder 'text'.")
-    order: int = option(3, "Tokens of the longest n-grams, 2 to 5.")
+    output_dir: str = option(MISSING, "Folder for the model. The prepared text lies in its folder 'text'.")
+    order: int = option(3, "Number of tokens in the longest n-grams, from 2 to 5.")
     max_sentence_tokens: int | None = option(None, "Leave longer sentences out.", minimum=1)
 
     def __post_init__(self):

@@ -45,49 +45,48 @@ class CorpusArguments:
     """Where text comes from and how it becomes token ids."""
 
     dataset_name: str | None = option(
-        None, "Data set of the Hub, or a folder; without it and without files: the embedded corpus."
+        None, "Data set of the Hub, or a folder. If you name neither data set nor files, the embedded corpus is read."
     )
     dataset_config_name: str | None = option(None, "Configuration of the data set.")
     train_split: str = option("train", "Split to train on.")
     validation_split: str | None = option(
-        "validation", "Split to validate on; 'none' takes documents from the training split."
+        "validation", "Split for validation. 'none' takes documents from the training split."
     )
     num_validation_documents: int | None = option(
         None,
-        "If there is no validation text: take this many first documents of the training text. Default: take the first "
-        "tenth of its sentences, at most 1,000.",
+        "If there is no validation text, take this many documents from the beginning of the training text. By "
+        "default, the first tenth of the sentences is taken, at most 1,000.",
         minimum=1,
     )
     train_files: list[str] = option(
-        [], "Text files (blank lines separate documents), or parquet, json, csv, tsv; 'embedded': the embedded text."
+        [], "Text files (blank lines separate documents), or tables (parquet, json, csv, tsv), or 'embedded'."
     )
     validation_files: list[str] = option([], "The same for validation.")
     train_trees: list[str] = option(
-        [],
-        "Treebank files whose words are training sentences; their trees are not used. 'embedded': the embedded trees.",
+        [], "Treebank files, or 'embedded'. Their words are training sentences. Their trees are not used."
     )
     validation_words: list[str] = option([], "Treebank files whose words are validation sentences.")
     text_column: str = option("text", "Column of the text in data sets and tables.")
-    rows: Literal["documents", "lines"] = option("documents", "What a row of a data set is (lines: WikiText).")
-    streaming: bool = option(False, "Read the data set over the network, without storing it; the shards are the same.")
-    one_sentence_per_line: bool = option(False, "Lines are sentences; do not split them.")
+    rows: Literal["documents", "lines"] = option("documents", "What a row of a data set is. WikiText has lines.")
+    streaming: bool = option(False, "Read the data set over the network, without storing it. The shards are the same.")
+    one_sentence_per_line: bool = option(False, "Lines are sentences, so do not split lines.")
     language: str = option("en", "Language for sentence splitting (ISO 639).")
     drop_punctuation: bool = option(
         False, "Remove punctuation at word edges, as in grammar induction (Kim et al. 2019)."
     )
     tokenizer_name: str | None = option(
-        None, "Folder or Hub name of a tokenizer; without it, one is trained on the text."
+        None, "Folder or Hub name of a tokenizer. By default, a tokenizer is trained on the text."
     )
     tokenizer_type: Literal["bpe", "wordpiece"] = option("bpe", "Tokenizer to train.")
     tokenizer_vocab_size: int = option(8192, "Vocabulary size of the tokenizer to train.")
     tokenizer_min_frequency: int = option(2, "Smallest frequency of the pieces of the tokenizer to train.", minimum=1)
-    preprocessing_num_workers: int = option(1, "Processes that encode text; the shards do not depend on it.", minimum=1)
+    preprocessing_num_workers: int = option(1, "Number of processes that encode text.", minimum=1)
 
     def __post_init__(self):
         """Check the values and name the files of the embedded corpus."""
         if is_saved_split(self.dataset_name) and self.train_split != "train":
             raise ValueError(
-                f"--train-split is {self.train_split!r}, but {self.dataset_name!r} is one split. Leave it out."
+                f"--train-split is {self.train_split!r}, but {self.dataset_name!r} has only one split. Leave it out."
             )
         if self.dataset_name is not None and self.train_files:
             raise ValueError("--dataset-name and --train-files are both given. Choose one source of text.")
@@ -173,8 +172,8 @@ class CorpusArguments:
         if count < 2:
             names = ", ".join(self.train_files) or self.dataset_name
             raise ValueError(
-                f"{names}: the text has {count or 'no'} sentence{'s' * (not count)}, and training and validation need "
-                "one each. Name a longer text, or --validation-files."
+                f"{names}: the text has {count or 'no'} sentence{'s' * (not count)}, but training and validation "
+                "need at least one each. Name a longer text, or --validation-files."
             )
         return max(1, count // 10)
 

@@ -26,18 +26,18 @@ class ModelArguments:
     """The model to fine-tune."""
 
     model_name_or_path: str = option("", "Folder or Hub name of the pretrained model.")
-    tokenizer_name: str | None = option(None, "Its tokenizer, if it is in another place.")
+    tokenizer_name: str | None = option(None, "Tokenizer of the model, if it is in another place.")
     config_overrides: str | None = option(
         None,
-        "Fields of its configuration to change, such as loss weights, dropout or ablations: key=value,key=value or "
-        "a JSON object; in a config file a mapping.",
+        "Fields of the model's configuration to change, such as loss weights, dropout or ablations. Write "
+        "key=value,key=value or a JSON object, or a mapping in a config file.",
     )
     parser_learning_rate: float | None = option(
         1e-3, "Peak learning rate of GPST's parser, which gives the merge order."
     )
-    ignore_mismatched_sizes: bool = option(False, "Initialize weights of another shape, such as a new classifier.")
+    ignore_mismatched_sizes: bool = option(False, "Initialize weights of other shapes, such as a classifier.")
     trust_remote_code: bool = option(
-        False, "Run code of the model's repository. Models of this library do not need it."
+        False, "Run code of the model's repository. Models of this library do not need this."
     )
 
     def __post_init__(self):
@@ -57,15 +57,15 @@ class TableArguments:
     """Tables of examples: a data set, or files."""
 
     dataset_name: str | None = option(
-        None, "Data set of the Hub, or a folder; default for a task of GLUE without files: nyu-mll/glue."
+        None, "Data set of the Hub, or a folder. Without data set and files, a task of GLUE reads nyu-mll/glue."
     )
     dataset_config_name: str | None = option(
-        None, "Configuration of the data set, such as 3.0.0; default for a task of GLUE: task_name."
+        None, "Configuration of the data set, such as 3.0.0. A task of GLUE needs none."
     )
-    train_file: str | None = option(None, "json(l), csv, tsv or parquet file of examples, instead of a data set.")
-    validation_file: str | None = option(None, "Validation file of the same form; for MNLI, the matched part.")
-    max_train_samples: int | None = option(None, "Number of training rows to use; default: all.", minimum=1)
-    max_eval_samples: int | None = option(None, "Number of validation rows to use; default: all.", minimum=1)
+    train_file: str | None = option(None, "File of examples instead of a data set, in json(l), csv, tsv or parquet.")
+    validation_file: str | None = option(None, "Validation file (for MNLI, the matched part).")
+    max_train_samples: int | None = option(None, "Number of training rows to use (default: all).", minimum=1)
+    max_eval_samples: int | None = option(None, "Number of validation rows to use (default: all).", minimum=1)
     preprocessing_num_workers: int | None = option(None, "Processes that encode text.")
 
 
@@ -79,20 +79,18 @@ class GlueArguments(TableArguments):
     """The task and its files, with the columns of the task and `label`."""
 
     task_name: str | None = option(
-        None, "cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; default: the task of your files."
+        None, "Task of GLUE, if it is not the task of your files: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli."
     )
     validation_mismatched_file: str | None = option(None, "For MNLI, the mismatched validation file.")
-    text_columns: list[str] = option([], "One or two columns of text; default: those of the task, or known ones.")
-    max_length: int = option(
-        128, "Longest input in tokens, at most the positions of the model; the longer text of a pair is cut.", minimum=4
-    )
+    text_columns: list[str] = option([], "One or two columns of text. Usual names are found.")
+    max_length: int = option(128, "Longest input in tokens. Of a pair, the longer text is cut.", minimum=4)
     max_train_tokens: int | None = option(
         None,
-        "Leave out longer training examples instead of cutting them (authors: 100 for QQP, 150 for MNLI and QNLI).",
+        "Leave out training examples of more tokens. (The authors use 100 for QQP, and 150 for MNLI and QNLI.)",
         minimum=1,
     )
     objective_weight: float | None = option(
-        None, "Weight of the language-model loss of GPST, RNNG or Tree LM; default: that of the model's configuration."
+        None, "Weight of the language-model loss of GPST, RNNG or Tree LM (default: the model's)."
     )
 
     def __post_init__(self):
@@ -108,9 +106,9 @@ class GlueArguments(TableArguments):
         if self.task_name != "mnli":
             refuse(self, "validation_mismatched_file", "which belongs to --task-name mnli")
         if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
-            raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file too.")
+            raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file, too.")
         if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
-            raise ValueError("--text-columns names one or two columns of a table of your own. Leave it out.")
+            raise ValueError("--text-columns names one or two columns of your own table. Leave it out.")
 
     def describe(self) -> str:
         """One sentence for the model card."""
@@ -129,34 +127,37 @@ SUMMARY_COLUMNS = ("summary", "highlights")
 class SummaryArguments(TableArguments):
     """Documents and summaries, and how they become contexts."""
 
-    test_file: str | None = option(None, "File that the final model summarizes; default: the validation file.")
-    text_column: str | None = option(None, f"Column of the documents; default: one of {', '.join(TEXT_COLUMNS)}.")
+    test_file: str | None = option(None, "File to summarize with the final model (default: the validation file).")
+    text_column: str | None = option(
+        None, f"Column of the documents. By default, the column has one of these names: {', '.join(TEXT_COLUMNS)}."
+    )
     summary_column: str | None = option(
         None,
-        f"Column of the summaries (a text, or a list of references); default: one of {', '.join(SUMMARY_COLUMNS)}.",
+        "Column of the summaries (a text, or a list of references). By default, the column has one of these names: "
+        f"{', '.join(SUMMARY_COLUMNS)}.",
     )
     max_source_length: int = option(900, "Documents are cut to this many tokens.", minimum=1)
     max_target_length: int = option(100, "Summaries are cut to this many tokens in training.", minimum=1)
     prompt: str = option("Summary:", "Text between document and summary.")
-    end_token: bool = option(True, "End summaries with the end token, which then ends generation.")
+    end_token: bool = option(True, "End summaries with the end token. Then generation stops at this token.")
     summary_loss_only: bool = option(
         False,
         "Count no token loss on document and prompt. (The authors train on all tokens. GPST's other losses read "
         "all tokens, too.)",
     )
     language: str = option("en", "Language of the sentence splitting (ISO 639).")
-    max_predict_samples: int | None = option(None, "Number of test rows to use; default: all.", minimum=1)
+    max_predict_samples: int | None = option(None, "Number of test rows to use (default: all).", minimum=1)
 
     def __post_init__(self):
         """Check the values."""
         if self.train_file is None and self.dataset_name is None:
             raise ValueError("Training data are missing. Pass --dataset-name, or --train-file and --validation-file.")
         if self.train_file is not None and self.validation_file is None:
-            raise ValueError("--train-file needs a --validation-file, by which the best model is chosen.")
+            raise ValueError("--train-file needs a --validation-file to choose the best model.")
         if self.train_file is not None:
             self.dataset_name = self.dataset_config_name = None
         if not self.prompt.strip():
-            raise ValueError("prompt is empty. The model needs a mark where the summary begins.")
+            raise ValueError("prompt is empty, but the model needs a mark where the summary begins. Give a prompt.")
 
     def file(self, part: str) -> str | None:
         """File of `train`, `validation` or `test`; `None`: the split of the data set."""
@@ -179,15 +180,14 @@ class DecodingArguments:
 
     generation_options: str | None = option(
         None,
-        "Options of `generate`: key=value,key=value or a JSON object, in a config file a mapping. Default, as in "
-        "the paper: do_sample=true,top_k=2; for GPST do_sample=true,num_beams=2,top_k=0 (word-synchronous search "
-        "that draws one of two hypotheses at every word). The paper's baseline w/o sync: "
-        "num_beams=2,synchronous=false.",
+        "Options of `generate`, written like --config-overrides. The default is that of the paper, "
+        "do_sample=true,top_k=2. For GPST it is do_sample=true,num_beams=2,top_k=0 (word-synchronous search draws "
+        "one of two hypotheses at every word). The paper's baseline w/o sync has num_beams=2,synchronous=false.",
     )
-    max_new_tokens: int | None = option(None, "Longest summary in tokens; default: max_target_length.", minimum=1)
+    max_new_tokens: int | None = option(None, "Longest summary in tokens (default: max_target_length).", minimum=1)
     num_validation_summaries: int = option(
         0,
-        "Summaries generated at each evaluation; the best ROUGE selects the model. With 0, the lowest loss does.",
+        "Summaries to generate in each evaluation. Their best ROUGE selects the model. With 0, the lowest loss does.",
         minimum=0,
     )
     use_stemmer: bool = option(False, "ROUGE on stemmed words. The authors do not stem.")
@@ -215,23 +215,21 @@ class InductionArguments:
     """Sentences to train on, treebanks to evaluate on, and which trees are scored."""
 
     train_trees: list[str] = option(
-        [], "Treebank files whose words are trained on, or 'embedded', which is the default if no file is named."
+        [], "Treebank files whose words are training text, or 'embedded'. If you name no file, it is 'embedded'."
     )
-    train_files: list[str] = option([], "Text files: one sentence per line, words separated by white space.")
+    train_files: list[str] = option([], "Text files with one sentence per line. White space separates words.")
     validation_trees: str = option("", "Treebank file that chooses the best model, or 'embedded'.")
     test_trees: str = option("", "Treebank file of the final scores, or 'embedded'.")
     punctuation: Literal["remove", "ignore", "keep"] = option(
-        "remove", "Punctuation: remove it before training and parsing (paper), ignore it in the score only, or keep it."
+        "remove", "Remove punctuation before training and parsing (paper), ignore it in the score only, or keep it."
     )
     lowercase: bool = option(True, "Lower-case all words, as in the paper.")
     max_sentence_tokens: int | None = option(None, "Leave longer training sentences out.", minimum=1)
     max_tree_sentences: int | None = option(None, "Read only this many trees of a treebank.", minimum=1)
-    max_tree_words: int | None = option(
-        None, "Leave longer sentences out of the scored treebanks (WSJ10: 10).", minimum=1
-    )
+    max_tree_words: int | None = option(None, "Score only sentences of at most this many words (WSJ10: 10).", minimum=1)
     methods: list[str] = option(list(METHODS), "Tree types to score at the end.", choices=list(METHODS))
     selection_method: str = option(
-        "inside", "Tree type scored during training; its sentence F1 chooses the best model.", choices=list(METHODS)
+        "inside", "Tree type scored during training. Its sentence F1 chooses the best model.", choices=list(METHODS)
     )
     search_num_beams: int = option(20, "Beam of left-to-right parsing.", minimum=1)
 

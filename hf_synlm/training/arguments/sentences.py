@@ -40,22 +40,22 @@ class DependencyArguments:
     """How dependencies (CoNLL-U) become trees; bracketed trees have none of these options."""
 
     tree_structure: Structure | None = option(
-        None, "Constituents of dependencies: 'flat' (default), or the binary trees 'left-first' and 'right-first'."
+        None, "Trees to make of dependencies: 'flat' (default), or binary by 'left-first' or 'right-first'."
     )
     tree_labels: Labels | None = option(
-        None, "Labels of these constituents: 'upos' (default), the relation 'deprel', or 'X'."
+        None, "Label constituents of dependencies by 'upos' (default), by the relation 'deprel', or 'X'."
     )
     tree_tokens: Tokens | None = option(
-        None, "A multiword token (German im) is one word, 'surface' (default), or several, 'syntactic'."
+        None, "'surface' (default) counts a multiword token (German im) as one word, 'syntactic' as several."
     )
     tree_punctuation: Literal["keep", "remove"] | None = option(
-        None, "Keep (default) or remove the words of dependencies that UPOS calls PUNCT."
+        None, "Keep (default) or remove words with UPOS PUNCT in dependencies."
     )
     tree_nonprojective: NonProjective | None = option(
-        None, "Crossing arcs of dependencies: 'lift' them (default), 'skip' the sentence, or 'refuse' the file."
+        None, "If arcs of dependencies cross, 'lift' them (default), 'skip' the sentence, or 'refuse' the file."
     )
     tree_invalid: Invalid | None = option(
-        None, "Dependencies that form no tree (several roots, a cycle): 'refuse' the file (default), or 'skip' them."
+        None, "If dependencies form no tree (several roots, a cycle), 'refuse' the file (default) or 'skip' them."
     )
 
     @property
@@ -69,19 +69,21 @@ class DependencyArguments:
 class SentenceFileArguments(DependencyArguments):
     """Files of sentences (if none is named, the embedded treebank), and the tokenizer for their words."""
 
-    train_files: list[str] = option([], "Files to train on; default, if no file is named: the embedded treebank.")
+    train_files: list[str] = option([], "Files to train on. If you name no file, the embedded treebank is used.")
     validation_files: list[str] = option([], "Files for validation.")
-    test_files: list[str] = option([], "Files for the evaluation of the final model; optional.")
+    test_files: list[str] = option([], "Files for the evaluation of the final model. You may leave them out.")
     split_leaves: bool = option(
-        False, "Read a leaf of several words, (NN New York), as several leaves; otherwise it is an error."
+        False, "Read a leaf of several words, (NN New York), as several leaves. Otherwise it is an error."
     )
-    drop_tags: list[str] = option([], "Leave out words with these tags, of bracketed trees.")
-    drop_labels: list[str] = option([], "Leave out the brackets of these labels, but keep the words in them.")
+    drop_tags: list[str] = option([], "In bracketed trees, leave out words with these tags.")
+    drop_labels: list[str] = option([], "Leave out the brackets of these labels, but keep the words inside.")
     label_separators: str | None = option(
-        None, f"Characters before function tags of constituents. These tags are removed. Default: {LABEL_SEPARATORS}"
+        None, f"Characters between a label and its function tags. These tags are removed. Default: {LABEL_SEPARATORS}"
     )
-    lemma_separator: str | None = option(None, "Character between word and lemma, if leaves have both.")
-    tokenizer_name: str | None = option(None, "Folder or Hub name of a tokenizer; default: one is made from the words.")
+    lemma_separator: str | None = option(None, "Character between word and lemma, if leaves hold both.")
+    tokenizer_name: str | None = option(
+        None, "Folder or Hub name of a tokenizer. By default, a tokenizer is made from the words."
+    )
     tokenizer_vocab_size: int | None = option(None, VOCAB_SIZE)
     tokenizer_min_frequency: int = option(1, MIN_FREQUENCY, minimum=1)
     unknown_words: UnknownRule = option("single", UNKNOWN_WORDS)
@@ -101,7 +103,7 @@ class SentenceFileArguments(DependencyArguments):
         resolve_files(self, train_files="trees.train.txt", validation_files="trees.valid.txt")
         resolve_files(self, test_files="trees.test.txt")
         if not self.train_files:
-            raise ValueError("--train-files are not set, but other files are. Pass --train-files, or leave all out.")
+            raise ValueError("--train-files are not set, but other files are. Pass --train-files, or no files.")
         if not self.validation_files:
             raise ValueError("--validation-files are not set. Pass files that are not trained on.")
 
@@ -161,4 +163,4 @@ class SentenceFileArguments(DependencyArguments):
 class BatchedFileArguments(SentenceFileArguments):
     """Files of sentences from which batches are drawn."""
 
-    batch_group_size: int = option(4096, "Sentences of similar length from which the batches are drawn.", minimum=1)
+    batch_group_size: int = option(4096, "Draw batches from so many sentences of similar length.", minimum=1)

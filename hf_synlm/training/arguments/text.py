@@ -32,22 +32,22 @@ class TextDataArguments(BatchedFileArguments):
     """Files of text or trees, and how their words become tokens; sentences are read one by one."""
 
     file_format: Literal["treebank", "text"] = option(
-        "treebank", "'treebank': bracketed trees; 'text': one sentence per line, words separated by spaces."
+        "treebank", "'treebank' has bracketed trees. 'text' has one sentence per line, with spaces between words."
     )
     preprocessing: Preprocessing = option(
         "none",
-        "Preprocessing of trees: 'none'; 'ptb-concat': lower case, numbers as N, no punctuation, as in Mikolov's "
-        "corpus; 'words-only': drop leaves whose tag is punctuation, $ or #.",
+        "Preprocessing of trees. 'ptb-concat' makes the form of Mikolov's corpus, with lower case, numbers as N and "
+        "no punctuation. 'words-only' drops leaves whose tag is punctuation, $ or #. 'none' changes nothing.",
     )
     max_sentence_words: int | None = option(
-        None, "Leave out sentences with more words, counted after preprocessing.", minimum=1
+        None, "Most words of a sentence after preprocessing. Longer sentences are left out.", minimum=1
     )
     tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
-    max_batch_tokens: int = option(5000, "With sentences: largest padded size of a micro batch.", minimum=1)
+    max_batch_tokens: int = option(5000, "Tokens of the largest micro batch of sentences, with padding.", minimum=1)
     test_batch_size: int | None = option(
         None,
-        "Rows or sentences in the evaluation of the test files; default: per_device_eval_batch_size. If a stream is "
-        "one row, every token is predicted from all tokens before it.",
+        "Rows or sentences in the evaluation of the test files. By default, --per-device-eval-batch-size counts. In "
+        "a stream of one row, every token is predicted from all tokens before it.",
         minimum=1,
     )
 
@@ -88,14 +88,15 @@ class StreamDataArguments(TextDataArguments):
     """Files of text or trees, how they become tokens, and how the tokens are read."""
 
     batching: Literal["stream", "sentences"] = option(
-        "stream", "'stream': segments of running text, each begun from the last state; 'sentences': each alone."
+        "stream",
+        "'stream' reads running text, and each segment begins with the last state. 'sentences' reads each alone.",
     )
     bptt: int = option(70, "Usual length of a segment in tokens.", minimum=1)
     variable_bptt: bool = option(
-        True, "Draw the length of each training segment around bptt (or half of it), and scale its learning rate."
+        True, "Draw the length of training segments around bptt (or half of it), and scale the learning rate."
     )
-    tree_supervision: bool = option(False, "Train on the gold trees too: distances (ON-LSTM, PRPN) or spans (PaLM).")
-    binarized_spans: bool = option(False, "PaLM: count the spans that binarization to the right adds as gold, too.")
+    tree_supervision: bool = option(False, "Also learn distances (ON-LSTM, PRPN) or spans (PaLM) of gold trees.")
+    binarized_spans: bool = option(False, "In PaLM, spans that binarization to the right adds are gold, too.")
 
     def __post_init__(self):
         """Check the values."""
@@ -148,13 +149,13 @@ class ParsingArguments:
     """Which trees are compared with the induced ones, and how."""
 
     parsing_files: list[str] = option(
-        [], "Treebanks parsed after every epoch; default: the validation files, if they are treebanks."
+        [], "Treebanks to parse after every epoch. By default, the validation files are parsed if they are treebanks."
     )
     final_parsing_files: list[str] = option(
-        [], "Treebanks that the final model parses; default: the test files, if they are treebanks."
+        [], "Treebanks that the final model parses. By default, the test files are parsed if they are treebanks."
     )
     parsing_preprocessing: Preprocessing | None = option(
-        None, "Preprocessing of these trees; default: that of the training text."
+        None, "Preprocessing of the trees to parse. By default, --preprocessing counts."
     )
     parsing_max_words: int | None = option(
         None,
@@ -163,14 +164,14 @@ class ParsingArguments:
         minimum=1,
     )
     punctuation: Literal["remove", "ignore", "keep"] = option(
-        "remove", "Punctuation: 'remove' it before parsing, 'ignore' it in the score only, or 'keep' it as words."
+        "remove", "'remove' punctuation before parsing, 'ignore' it in the score only, or 'keep' it as words."
     )
     parsing_convention: str = option("on-lstm", "How spans are counted.", choices=list(CONVENTIONS))
     parse_options: str | None = option(
-        None, "Options of `parse`, such as decoder=biased,layer=1; written like --config-overrides."
+        None, "Options of `parse`, such as decoder=biased,layer=1. They are written like --config-overrides."
     )
     parse_sentences: int | None = option(
-        None, "Sentences parsed after every epoch, spread evenly; default: all; 0: none.", minimum=0
+        None, "Parse this many sentences after every epoch, spread evenly (default: all, 0: none).", minimum=0
     )
     final_report: bool = option(
         False,
@@ -191,7 +192,7 @@ class ParsingArguments:
         self.parsing_max_words = self.parsing_max_words or data.max_sentence_words
         if self.final_report and not self.report_files:
             raise ValueError(
-                "--final-report needs trees to parse. Set --final-parsing-files, or turn it off: --final-report false."
+                "--final-report needs trees to parse. Set --final-parsing-files, or pass --final-report false."
             )
 
     @property
@@ -216,25 +217,25 @@ class ScheduleArguments:
 
     schedule: Literal["sgd-asgd", "adam-asgd", "adam-plateau"] = option(
         "sgd-asgd",
-        "'sgd-asgd': SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM); "
-        "'adam-asgd': Adam for --averaging-epoch epochs, then averaged SGD from the best weights (PaLM); "
-        "'adam-plateau': Adam, its rate lowered when the validation loss stops falling (PRPN).",
+        "'sgd-asgd' uses SGD, then averaged SGD once the validation loss stops falling (AWD-LSTM, ON-LSTM). "
+        "'adam-asgd' uses Adam for --averaging-epoch epochs, then averaged SGD from the best weights (PaLM). "
+        "'adam-plateau' uses Adam, and lowers the rate when the validation loss stops falling (PRPN).",
     )
     non_monotone_interval: int = option(
         5,
-        "sgd-asgd: start averaging when the validation loss is above the lowest loss up to N epochs before. N is "
-        "this value (non-monotone trigger).",
+        "Start of averaging in sgd-asgd (non-monotone trigger). With value N, averaging starts when the validation "
+        "loss is above the lowest loss of the epochs up to N before.",
         minimum=1,
     )
-    averaging_epoch: int = option(40, "adam-asgd: epochs with Adam.", minimum=1)
-    averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD; default: learning_rate.")
+    averaging_epoch: int = option(40, "Epochs with Adam in adam-asgd.", minimum=1)
+    averaging_learning_rate: float | None = option(None, "Learning rate of averaged SGD (default: learning_rate).")
     finetuning_epoch: int = option(
-        0, "If averaging has begun, begin the averages anew after this epoch; 0: never.", minimum=0
+        0, "Begin the averages anew after this epoch, if averaging has begun before. 0 never does.", minimum=0
     )
     plateau_patience: int = option(
-        2, "adam-plateau: lower the rate when more epochs than this pass without a new best.", minimum=0
+        2, "In adam-plateau, lower the rate when more epochs than this pass without a new best loss.", minimum=0
     )
-    plateau_factor: float = option(0.5, "adam-plateau: factor of the learning rate.")
+    plateau_factor: float = option(0.5, "In adam-plateau, multiply the learning rate by this to lower it.")
 
     def __post_init__(self):
         """Check the values."""
@@ -253,11 +254,11 @@ class RecurrentTrainingArguments(TrainingArguments):
     """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
 
     per_device_train_batch_size: int = option(
-        8, "Rows of the stream per process; with sentences, the largest batch of a process.", minimum=1
+        8, "Rows of the stream per process, or most sentences of a batch per process.", minimum=1
     )
     per_device_eval_batch_size: int = option(
         8,
-        "Evaluation: rows of the stream, of all processes together; with sentences, the largest batch of a process.",
+        "Rows of the stream in evaluation, over all processes, or most sentences of a batch per process.",
         minimum=1,
     )
     without_layers = "gradient_checkpointing torch_compile"
@@ -265,9 +266,9 @@ class RecurrentTrainingArguments(TrainingArguments):
     learning_rate: float = option(30.0, "Learning rate of the first phase.", minimum=0)
     adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
     weight_decay: float = option(
-        1.2e-6, "L2 penalty, added to the gradients of all parameters after the clipping.", minimum=0
+        1.2e-6, "L2 penalty of all parameters. It is added to the gradients after clipping.", minimum=0
     )
-    max_grad_norm: float = option(0.25, "Gradients are clipped to this norm; 0: they are not clipped.", minimum=0)
+    max_grad_norm: float = option(0.25, "Gradients are clipped to this norm. With 0 they are not clipped.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option("constant", "Not used here: see schedule.")
     warmup_ratio: float = option(0.0, "Not used here: see schedule.")
 
@@ -304,12 +305,12 @@ class PCFGDataArguments(TextDataArguments):
     """Files of text or trees; the words become tokens. Sentences of one word are left out: no grammar has them."""
 
     max_sentence_words: int | None = option(
-        40, "Leave out sentences with more words, counted after preprocessing.", minimum=1
+        40, "Most words of a sentence after preprocessing. Longer sentences are left out.", minimum=1
     )
     tokenizer_vocab_size: int | None = option(
         10_000, "Largest number of token ids, with special tokens and classes of unknown words."
     )
-    batch_group_size: int = option(64, "Sentences of similar length from which the batches are drawn.", minimum=1)
+    batch_group_size: int = option(64, "Draw batches from so many sentences of similar length.", minimum=1)
 
     min_sentence_words = 2
 
@@ -325,8 +326,8 @@ class PCFGParsingArguments(ParsingArguments):
 class CurriculumArguments:
     """Short sentences first."""
 
-    curriculum_words: int = option(30, "Most words of a sentence in the first epoch; 0: no limit.", minimum=0)
-    curriculum_growth: int = option(1, "How many words this limit grows by in each epoch.", minimum=0)
+    curriculum_words: int = option(30, "Most words of a sentence in the first epoch. 0 sets no limit.", minimum=0)
+    curriculum_growth: int = option(1, "Number of words that every epoch adds to --curriculum-words.", minimum=0)
 
     def __post_init__(self):
         """Check the values."""
@@ -340,12 +341,12 @@ class PCFGTrainingArguments(TrainingArguments):
 
     per_device_train_batch_size: int = option(4, "Sentences per process and micro step.", minimum=1)
     per_device_eval_batch_size: int = option(32, "Sentences per process in evaluation.", minimum=1)
-    num_train_epochs: int = option(10, "Passes through the data; 0: --max-train-steps decides.", minimum=0)
+    num_train_epochs: int = option(10, "Passes through the data. With 0, --max-train-steps decides.", minimum=0)
     learning_rate: float = option(1e-3, "Adam: learning rate.", minimum=0)
     adam_beta1: float = option(0.75, "Adam: decay of the first moment.")
     adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
-    max_grad_norm: float = option(3.0, "Clip gradients to this norm; 0 disables.", minimum=0)
+    max_grad_norm: float = option(3.0, "Clip gradients to this norm. 0 turns this off.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
-        "constant", "Decay after the warm-up: linear or cosine (both to 0), or constant."
+        "constant", "Learning rate after the warm-up. linear and cosine decay to 0, constant does not decay."
     )
     warmup_ratio: float = option(0.0, "Warm-up as a share of all steps.")

@@ -32,17 +32,17 @@ class TreeDataArguments(BatchedFileArguments):
 
     max_sentence_tokens: int = option(300, "Leave longer sentences out of training.", minimum=1)
     tokenizer_type: Literal["words", "bpe", "unigram"] = option(
-        "words", "Tokenizer to make: 'words', or pieces of words by 'bpe' or 'unigram'."
+        "words", "Tokenizer to make. 'words' has whole words, 'bpe' and 'unigram' have pieces of words."
     )
     tokenizer_vocab_size: int = option(50000, VOCAB_SIZE)
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     tokenizer_byte_fallback: bool = option(
         False,
-        "With 'bpe': spell characters that the sentences lack with 256 tokens for bytes. Then no word is unknown.",
+        "For 'bpe', add 256 tokens for bytes, which spell characters that the sentences lack. Then no word is unknown.",
     )
     unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
     max_batch_actions: int = option(
-        26000, "Largest padded size of a micro batch: sentences times actions of the longest derivation.", minimum=1
+        26000, "Largest micro batch, as sentences times actions of the longest sentence.", minimum=1
     )
     preprocessing_num_workers: int | None = option(None, "Processes that encode trees.")
 
@@ -72,20 +72,20 @@ class EvaluationArguments:
     """What is measured on the way and at the end."""
 
     search_sentences: int = option(
-        0, "Validation sentences to parse in every evaluation but the first; 0 disables. RNNG only.", minimum=0
+        0, "Number of validation sentences to parse in every evaluation after the first. RNNG only.", minimum=0
     )
     final_search_sentences: int | None = option(
-        None, "Test sentences that the final model parses; default: all; 0 disables. RNNG only.", minimum=0
+        None, "Number of test sentences that the final model parses (default: all). RNNG only.", minimum=0
     )
     search_batch_size: int = option(10, "Sentences per process in a search batch.", minimum=1)
     num_beams: int | None = option(
-        None, "Word beam: derivations kept after each word. Default: the model's.", minimum=1
+        None, "Word beam, the number of derivations kept after each word. Default: the model's.", minimum=1
     )
     action_beam_size: int | None = option(
-        None, "Action beam: derivations kept after each action. Default: the model's.", minimum=1
+        None, "Action beam, the number of derivations kept after each action. Default: the model's.", minimum=1
     )
     fast_track_size: int | None = option(
-        None, "Fast-track derivations, which reach the next word in any case. Default: the model's.", minimum=0
+        None, "Number of derivations that always continue to the next word. Default: the model's.", minimum=0
     )
     final_report: bool = option(
         False,
@@ -94,8 +94,8 @@ class EvaluationArguments:
     )
     report_punctuation: list[str] = option(
         ["ignore"],
-        "How the final report treats punctuation; one or more of these. Give 'keep' if the tags are not those of "
-        "the Penn Treebank. Each has its own baselines.",
+        "How the final report treats punctuation. Name one or more of these. Give 'keep' if the tags are not Penn "
+        "Treebank tags. Each has its own baselines.",
         choices=list(PUNCTUATION),
     )
 
@@ -115,8 +115,8 @@ class RNNGModelArguments(ModelArguments):
 
     architecture: str = option(
         "rnng",
-        "'rnng' (left-corner with --config-overrides transition_system=in_order). Baselines without trees: 'lstm', "
-        "and 'gpt2', which has no preset.",
+        "'rnng' (left-corner with --config-overrides transition_system=in_order). Model to train. 'lstm' and 'gpt2' "
+        "are baselines without trees. 'gpt2' has no preset.",
     )
 
 
@@ -132,21 +132,21 @@ class TreeLMModelArguments(ModelArguments):
     architecture: str = option("tree_lm", "'tree_lm'.")
     backbone: str | None = option(
         None,
-        "Begin with the weights and tokenizer of this decoder (GPT-2, Llama, Qwen, ...): folder or Hub name. With "
-        "--model-name-or-path: the backbone of that adapter.",
+        "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...). Training begins with its weights and tokenizer. "
+        "With --model-name-or-path, it is the backbone of that adapter.",
     )
     backbone_name: str | None = option(
         None, "Hub name of the backbone, if --backbone is a folder. Other machines load it from there."
     )
     lora_r: int | None = option(
         None,
-        "Train LoRA of this rank instead of all weights of the backbone; the table of the labels and their biases are "
-        "trained in full. The model that is saved is an adapter of the backbone.",
+        "Train LoRA of this rank instead of all weights of the backbone. The table of the labels and their biases "
+        "are trained in full. The saved model is an adapter of the backbone.",
         minimum=1,
     )
-    lora_alpha: int | None = option(None, "Scale of LoRA; default: twice the rank.", minimum=1)
+    lora_alpha: int | None = option(None, "Scale of LoRA. By default, the scale is twice the rank.", minimum=1)
     lora_target_modules: list[str] | None = option(
-        None, "Layers of the backbone that get LoRA, such as q_proj v_proj; default: all linear layers."
+        None, "Layers of the backbone that get LoRA, such as q_proj v_proj. By default, all linear layers get LoRA."
     )
 
     def __post_init__(self):
@@ -159,8 +159,8 @@ class TreeLMModelArguments(ModelArguments):
         if self.backbone_name is not None:
             if self.backbone is None or is_folder(self.backbone_name):
                 raise ValueError(
-                    f"--backbone-name {self.backbone_name!r} is given without --backbone FOLDER, whose name on the "
-                    "Hub it is."
+                    f"--backbone-name {self.backbone_name!r} is the name of a backbone on the Hub and needs "
+                    "--backbone FOLDER. Pass both, or neither."
                 )
 
 
@@ -188,28 +188,29 @@ class VariationalArguments:
     """What is learned from which trees; the defaults are those of the paper."""
 
     objective: Literal["unsupervised", "supervised"] = option(
-        "unsupervised", "'unsupervised': trees that the inference network draws; 'supervised': gold trees, binarized."
+        "unsupervised",
+        "'unsupervised' learns from trees of the inference network, 'supervised' from binarized gold trees.",
     )
-    num_samples: int = option(8, "Trees drawn for a sentence, in training and in evaluations.", minimum=1)
+    num_samples: int = option(8, "Number of trees drawn for a sentence, in training and in evaluations.", minimum=1)
     kl_epochs: int = option(2, "Epochs in which the weight of the KL divergence rises from 0 to 1.", minimum=0)
     network_epochs: int = option(
         2,
-        "Epochs in which the inference network learns, too. (The authors' program stops one earlier than it says.)",
+        "Epochs in which the inference network learns, too. (In the authors' program it is one epoch less.)",
         minimum=0,
     )
-    action_learning_rate: float = option(0.1, "SGD: rate of the action head.")
-    network_learning_rate: float = option(1e-4, "Adam: rate of the inference network.")
+    action_learning_rate: float = option(0.1, "Learning rate of the action head (SGD).")
+    network_learning_rate: float = option(1e-4, "Learning rate of the inference network (Adam).")
     model_grad_norm: float = option(5.0, "Gradients of the model are clipped to this norm.")
     network_grad_norm: float = option(1.0, "Gradients of the inference network are clipped to this norm.")
     decay_epoch: int = option(
         8,
-        "Halve the rates every epoch, from the first epoch without a new best on; only epochs after this one count.",
+        "After this epoch, wait for an epoch without a new best loss. From then on, halve the rates in every epoch.",
         minimum=0,
     )
     min_learning_rate: float = option(0.03, "Stop when --learning-rate has fallen below this.", minimum=0)
-    importance_samples: int = option(1000, "Trees per test sentence for the perplexity of the final model.", minimum=1)
+    importance_samples: int = option(1000, "Trees per test sentence for the final perplexity.", minimum=1)
     importance_temperature: float = option(
-        2.0, "The network's scores are divided by this number. Above 1, these trees differ more."
+        2.0, "For these trees, the scores of the network are divided by this number. Above 1, the trees differ more."
     )
 
     def __post_init__(self):
@@ -226,9 +227,9 @@ class URNNGTrainingArguments(RecurrentTrainingArguments):
     without_layers = "gradient_checkpointing"
 
     per_device_train_batch_size: int = option(16, "Sentences per process and micro step.", minimum=1)
-    learning_rate: float = option(1.0, "SGD: rate of the model without the action head.", minimum=0)
-    weight_decay: float = option(0.0, "L2 penalty, added to the gradients after the clipping.", minimum=0)
-    max_grad_norm: float = option(0.0, "Not used here: see --model-grad-norm and --network-grad-norm.", minimum=0)
+    learning_rate: float = option(1.0, "Learning rate of the model without its action head (SGD).", minimum=0)
+    weight_decay: float = option(0.0, "L2 penalty. It is added to the gradients after clipping.", minimum=0)
+    max_grad_norm: float = option(0.0, "Not used here. Set --model-grad-norm and --network-grad-norm.", minimum=0)
 
 
 @dataclass
@@ -238,12 +239,12 @@ class SpanParserModelArguments(ModelArguments):
     program = "train_span_parser"
 
     architecture: str = option("span_parser", "'span_parser'.")
-    encoder: str | None = option(None, "Begin with the weights and tokenizer of this encoder: folder or Hub name.")
+    encoder: str | None = option(None, "Encoder to begin with (weights, tokenizer), a folder or Hub name.")
     encoder_name: str | None = option(
         None, "Hub name of the encoder, if --encoder is a folder. Other machines load it from there."
     )
     lora_r: int = option(
-        0, "Train LoRA of this rank, and save an adapter of the encoder; 0: train all its weights.", minimum=0
+        0, "Train LoRA of this rank, and save an adapter. With 0, train all weights of the encoder.", minimum=0
     )
 
     def __post_init__(self):
@@ -258,11 +259,11 @@ class SpanDataArguments(BatchedFileArguments):
     """Treebanks, how often each is read, and the size of batches."""
 
     train_weights: list[float] = option(
-        [], "How often an epoch reads the sentences of each of --train-files, such as 3 1 0.35; default: once."
+        [], "How often an epoch reads each of --train-files, such as 3 1 0.35. By default, each file is read once."
     )
     max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.", minimum=1)
     evaluation_sentences: int | None = option(
-        None, "Sentences to read of each of --validation-files; default: all.", minimum=1
+        None, "Number of sentences to read from each of --validation-files. By default, all are read.", minimum=1
     )
 
     def __post_init__(self):
@@ -287,13 +288,13 @@ class TreebankPCFGArguments(SentenceFileArguments):
     output_dir: str = option(MISSING, "Folder for the model.")
     overwrite_output_dir: bool = option(False, "Replace the model in the output folder.")
     horizontal_order: int = option(
-        1, "Horizontal order: how many siblings the label of a binarized part names.", minimum=0
+        1, "Horizontal order, which is the number of siblings in the label of a binarized part.", minimum=0
     )
-    parent_annotation: bool = option(True, "Add the label of the parent to each constituent's label.")
+    parent_annotation: bool = option(True, "Add to each constituent's label the label of its parent.")
     lexicon_smoothing: float = option(
         1.0,
-        "How many words to add to each preterminal, in the proportions of its tag, and to each tag, in those of "
-        "the text.",
+        "How many words to add to each preterminal and to each tag. For a preterminal, the words have the "
+        "proportions of its tag. For a tag, they have the proportions of the text.",
     )
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     unknown_words: UnknownRule = option("berkeley2", UNKNOWN_WORDS)
@@ -302,7 +303,7 @@ class TreebankPCFGArguments(SentenceFileArguments):
         """Check the values."""
         super().__post_init__()
         if not 0 < self.lexicon_smoothing < math.inf:
-            raise ValueError(f"--lexicon-smoothing is {self.lexicon_smoothing}: it must be finite and above 0.")
+            raise ValueError(f"--lexicon-smoothing is {self.lexicon_smoothing} and must be finite and above 0.")
         if Path(self.output_dir).exists() and not self.overwrite_output_dir:
             raise ValueError(
                 f"{self.output_dir!r} exists. Choose another --output-dir, or pass --overwrite-output-dir."

@@ -79,8 +79,8 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, 
         accelerator.load_state(str(folder))
     except (OSError, RuntimeError, SafetensorError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"The checkpoint {folder} is damaged: {error}. Delete it; the run then resumes from the previous one, if "
-            "there is one."
+            f"The checkpoint {folder} is damaged: {error}. Delete the folder. The run then resumes from the "
+            "checkpoint before, if there is one."
         ) from error
     return state
 
@@ -223,7 +223,8 @@ class BestModel:
             if not (checkpoint / BEST_FILE).is_file():
                 raise ValueError(
                     f"The best weights of the run are those of step {run.state.notes['best']['step']}, and "
-                    f"{checkpoint / BEST_FILE} is missing. Copy the whole checkpoint, or resume from another one."
+                    f"{checkpoint / BEST_FILE} is missing. Copy the whole checkpoint, or resume from another "
+                    "checkpoint."
                 )
             with clear_errors(file.parent, "The best model"), folder_writer(file.parent) as partial:
                 link_or_copy(checkpoint / BEST_FILE, partial / WEIGHTS_FILE)

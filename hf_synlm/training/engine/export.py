@@ -42,7 +42,7 @@ def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     values = read_json(folder / STATE_FILE)["settings"]["config"]
     remedy = f"Let its run end, by its command with --resume-from-checkpoint {folder}."
     if not (folder / WEIGHTS_FILE).is_file():
-        raise ValueError(f"{folder} has no {WEIGHTS_FILE}, but parts of its weights. {remedy}")
+        raise ValueError(f"{folder} has no {WEIGHTS_FILE}, only shards of the weights. {remedy}")
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[values["model_type"]].from_dict(values))
     missing, others = load_weights(model, str(folder / WEIGHTS_FILE), strict=False)
     others = [name for name in others if not name.startswith("inference_network.")]  # URNNG's, of training alone

@@ -111,8 +111,8 @@ def _check_inputs(output_dir: Path, *arguments: Any) -> None:
                 continue
             if output_dir.resolve() in Path(path).resolve().parents:
                 raise ValueError(
-                    f"--overwrite-output-dir would delete {str(output_dir)!r}, which contains {name} {path!r}. Choose "
-                    "another --output-dir, or copy the input out of this one."
+                    f"--overwrite-output-dir would delete {str(output_dir)!r}, which contains {name} {path!r}. "
+                    "Choose another --output-dir, or move this input to another folder."
                 )
 
 

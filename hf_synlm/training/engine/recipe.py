@@ -101,9 +101,7 @@ class Recipe(ABC):
                 "--generation-steps does not work with the shards of FSDP. Set it to 0, or train with DDP."
             )
         if self.num_optimizers > 1 and self.accelerator.mixed_precision == "fp16":
-            raise ValueError(
-                "mixed_precision fp16 scales gradients for one optimizer, but there are two. Use bf16 or no."
-            )
+            raise ValueError("mixed_precision fp16 works with one optimizer, but this program has two. Use bf16 or no.")
 
     @abstractmethod
     def load(self) -> PreTrainedModel:

@@ -44,7 +44,7 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
     precision = arguments.precision
     accelerator = Accelerator(
         mixed_precision="no" if precision in ("float32", "tf32") else precision,
-        # Without it, the processes of torchrun do not find each other on a machine without GPUs.
+        # By default, the processes of torchrun do not find each other on a machine without GPUs.
         cpu=not torch.accelerator.is_available(),
         gradient_accumulation_steps=arguments.gradient_accumulation_steps,
         # The main process reads treebanks and draws samples while the others wait: longer than torch's ten minutes.
@@ -59,8 +59,8 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != world_size:
         raise ValueError(
-            f"The launcher started {world_size} processes and accelerate sees {accelerator.num_processes}. "
-            "Start the script with torchrun or with `accelerate launch --multi_gpu`."
+            f"The launcher started {world_size} processes, but accelerate sees {accelerator.num_processes}. Start "
+            "the script with torchrun or with `accelerate launch --multi_gpu`."
         )
     if parse_flag_from_env("ACCELERATE_USE_FSDP") and accelerator.distributed_type != DistributedType.FSDP:
         raise ValueError(
@@ -182,7 +182,7 @@ def load_pretrained(
     if found.get("model_type") != wanted:
         raise ValueError(
             f"model_name_or_path {name!r} holds a model of type {found.get('model_type')!r}, not {wanted!r}. Name "
-            "another model, or train it with the program and architecture of its type."
+            "another model, or train this model with the program and architecture of its type."
         )
     checked = check_overrides(model_class.config_class, overrides, ("vocab_size",))
     changed = {field: value for field, value in checked.items() if found.get(field) != value}
@@ -200,11 +200,11 @@ def load_pretrained(
     if changed and other:
         raise ValueError(
             f"config_overrides {changed} change the weights of model_name_or_path {name!r} (such as {min(other)}). "
-            "Give only fields that keep their shapes, in the file of --config, too."
+            "Give only fields that keep the shapes, also in the file of --config."
         )
     if loading["missing_keys"]:
         raise ValueError(
-            f"model_name_or_path {name!r} lacks weights, and random ones would take their place: "
+            f"model_name_or_path {name!r} lacks weights. Random weights would take their place: "
             f"{', '.join(sorted(loading['missing_keys']))}. Name a complete model of type {wanted!r}."
         )
     check_vocabulary(tokenizer, model.config)
@@ -263,7 +263,7 @@ def make_baseline(
             f"architecture {model_type!r} is unknown. Choose a model type of transformers, such as gpt2."
         ) from error
     if tokenizer.bos_token_id is None:
-        raise ValueError("The tokenizer has no begin token, and every context begins with one. Set its bos_token.")
+        raise ValueError("The tokenizer has no begin token, but every context begins with it. Set its bos_token.")
     ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "pad")}
     checked = check_overrides(config_class, overrides, ("vocab_size",))
     config = config_class(vocab_size=len(tokenizer), **{**ids, **checked})
@@ -277,7 +277,7 @@ def add_lora(model: Any, rank: int, name: str | None, layers: list[str] | None =
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise ValueError(f"--lora-r is {rank}, and LoRA needs PEFT: pip install peft") from error
+        raise ValueError(f"--lora-r is {rank}, and LoRA needs PEFT. Install it by pip install peft") from error
     model.backbone_source["name"] = name or model.backbone_source["name"]
     options = {"lora_alpha": 2 * rank, "target_modules": linear_layers(model, layers), **options}
     model.add_adapter(LoraConfig(r=rank, **options))

@@ -169,8 +169,8 @@ class EpochEnds:
             count = len(self.sampler.epoch_batches(len(self._batches)))
             if count < self.batches_per_step:
                 raise ValueError(
-                    f"An epoch has only {count} batches, fewer than the {self.batches_per_step} of an optimizer step. "
-                    "Use a smaller --gradient-accumulation-steps, smaller batches or fewer processes."
+                    f"An epoch has only {count} batches, but an optimizer step needs {self.batches_per_step}. Use a "
+                    "smaller --gradient-accumulation-steps, smaller batches or fewer processes."
                 )
             self._batches.append(before + count)
         return -(-self._batches[epoch] // self.batches_per_step)

@@ -302,7 +302,7 @@ class GlueRecipe(FineTuning):
         )
         if weight is not None and not hasattr(type(config), "objective_weight"):
             raise ValueError(
-                f"--objective-weight is {weight}, but {config.model_type} has no objective of its own. Leave it out."
+                f"--objective-weight is {weight}, but {config.model_type} has no loss of its own. Leave the option out."
             )
         positions = position_limit(config) or self.data.max_length
         self.data.max_length = min(self.data.max_length, positions)

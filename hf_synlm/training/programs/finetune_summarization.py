@@ -148,7 +148,7 @@ def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTr
     """Choose the layout for a model; contexts that do not fit its positions are refused."""
     if data.end_token and tokenizer.eos_token_id is None:
         raise ValueError(
-            "The tokenizer has no end token. Pass --end-token false; summaries then end at max_new_tokens."
+            "The tokenizer has no end token. Pass --end-token false. Then summaries end at max_new_tokens."
         )
     (plain,) = _token_ids(tokenizer, ["a"])
     marked = tokenizer("a")["input_ids"]

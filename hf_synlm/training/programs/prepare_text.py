@@ -183,8 +183,8 @@ def _check_documents(arguments: CorpusArguments) -> None:
     texts = [source for source in sources if not isinstance(source, TreebankFiles)]
     if skipped and not any(block.text for block in read_blocks(texts, skip_documents=skipped)):
         raise ValueError(
-            f"There are too few documents to take {skipped} off for validation. Pass --validation-files, or leave out "
-            "--num-validation-documents, so that a tenth of the sentences is taken."
+            f"There are too few documents to take {skipped} for validation. Pass --validation-files, or leave out "
+            "--num-validation-documents to take a tenth of the sentences."
         )
 
 

@@ -69,7 +69,7 @@ def make_model(
     if arguments.model_name_or_path and arguments.document_end_token != model.config.document_end_token:
         raise ValueError(
             f"--document-end-token is {arguments.document_end_token}, and {model.config.document_end_token} in the "
-            "model of --model-name-or-path. Give the model's value."
+            "model of --model-name-or-path. Give the same value as the model."
         )
     return model
 

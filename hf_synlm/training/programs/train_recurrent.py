@@ -60,7 +60,8 @@ class RecurrentRecipe(TextRecipe):
         if model.config.gives_trees == given.row.is_baseline:
             raise ValueError(
                 f"architecture is {given.architecture!r}, but the model has "
-                f"span_attention={model.config.span_attention}. Choose 'palm' with it, 'awd_lstm' without."
+                f"span_attention={model.config.span_attention}. Choose 'palm' if it is True, 'awd_lstm' if it is "
+                "False."
             )
         return model
 

@@ -62,19 +62,19 @@ class ModelAndDataArguments(DependencyArguments):
     model_name_or_path: str | None = option(None, "Continue from the weights of this model, with its tokenizer.")
     config_name: str | None = option(None, "Train a new model of this architecture (a model type, such as gpt2).")
     config_overrides: str | None = option(
-        None, "Fields of the configuration of a new model: key=value,key=value or a JSON object."
+        None, "Fields of the configuration of a new model. Write key=value,key=value or a JSON object."
     )
     tokenizer_name: str | None = option(
-        None, "Tokenizer of a new model, with an end token; default: made from the trees, for pieces of words."
+        None, "Tokenizer of a new model, with an end token. By default, a tokenizer of word pieces is made."
     )
     tokenizer_vocab_size: int = option(2000, "Size of the vocabulary of pieces that a new model gets.", minimum=1)
-    train_files: list[str] = option([EMBEDDED], "Treebanks to train on; default: the embedded one.")
-    validation_files: list[str] = option([EMBEDDED], "Treebanks for validation; default: the embedded one.")
+    train_files: list[str] = option([EMBEDDED], "Treebanks to train on (default: the embedded one).")
+    validation_files: list[str] = option([EMBEDDED], "Treebanks for validation (default: the embedded one).")
     max_words: int = option(100, "Leave longer sentences out.", minimum=1)
     trees: Literal["gold", "random", "right"] = option(
         "gold",
-        "Train on control trees instead of the gold trees: 'random', trees of other sentences of the same length; "
-        "'right', trees that branch to the right.",
+        "Trees to train on. 'random' and 'right' are controls for the gold trees. 'random' takes trees of other "
+        "sentences of the same length, and 'right' takes trees that branch to the right.",
     )
 
     def __post_init__(self):

@@ -59,7 +59,7 @@ def load_model(
     if kind not in getattr(config, "model_classes", (kind,)):
         raise ValueError(
             f"{arguments.model_name_or_path}: there is no {type(config).__name__.removesuffix('Config')}{kind}. "
-            "Choose an architecture that has one; see docs/what-works.md."
+            "Choose an architecture that has it (see docs/what-works.md)."
         )
     with one_line_errors(arguments.model_name_or_path, "model"):
         loaded = auto_class.from_pretrained(

@@ -44,9 +44,9 @@ _LEAST = 1e-30
 class TreePlantingArguments:
     """Which head the loss reads, and how much it counts; the defaults are those of the authors' example."""
 
-    planting_layer: int | None = option(None, "Layer of the head, from 1 on. Default: the last one.", minimum=1)
-    planting_head: int = option(0, "Head of that layer, from 0 on.", minimum=0)
-    planting_weight: float = option(0.5, "Factor of the loss; 0: a plain language model.", minimum=0)
+    planting_layer: int | None = option(None, "Layer of the head, counted from 1. Default: the last one.", minimum=1)
+    planting_head: int = option(0, "Attention head in that layer. The first head is 0.", minimum=0)
+    planting_weight: float = option(0.5, "Factor of the loss. 0 trains a plain language model.", minimum=0)
 
     def attention(self, attentions: Sequence[Tensor]) -> Tensor:
         """The attention [B, T, T] that the loss reads, from a model that was called with `output_attentions=True`."""

@@ -44,12 +44,12 @@ class TreeRegArguments:
 
     treereg_layer: int | None = option(
         None,
-        "Layer whose output the loss reads, from 1 on; 0 = embeddings. Default: three quarters of the depth.",
+        "Layer whose output the loss reads, counted from 1 (0: embeddings). Default: three quarters of the depth.",
         minimum=0,
     )
-    treereg_part: float = option(0.25, "Share of the width, from the first dimension on, that the loss reads.")
-    treereg_every: int = option(10, "Add the loss in every this many optimizer steps.", minimum=1)
-    treereg_weight: float = option(1.0, "Factor of the loss; 0: a plain language model.", minimum=0)
+    treereg_part: float = option(0.25, "Share of the dimensions that the loss reads, from the first dimension on.")
+    treereg_every: int = option(10, "Number of optimizer steps from one use of the loss to the next.", minimum=1)
+    treereg_weight: float = option(1.0, "Factor of the loss. 0 trains a plain language model.", minimum=0)
 
     def __post_init__(self):
         """Check the values."""

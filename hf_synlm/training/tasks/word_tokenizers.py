@@ -49,15 +49,15 @@ def load_or_make_tokenizer(
         changed = {option: value for option, value in made_from.items() if known.get(option) != value}
         if changed:
             raise ValueError(
-                f"The tokenizer in {source} was made with { ({name: known.get(name) for name in changed}) }, and now "
-                f"{changed} is asked for. Repeat the old values, pass it as --tokenizer-name, or choose another "
-                "--output-dir."
+                f"The tokenizer in {source} was made with { ({name: known.get(name) for name in changed}) }, but now "
+                f"{changed} is asked for. Repeat the old values, pass this tokenizer as --tokenizer-name, or choose "
+                "another --output-dir."
             )
     check_tokenizer_source(source)
     tokenizer = AutoTokenizer.from_pretrained(source)
     for kind in special_tokens:
         if getattr(tokenizer, kind) is None:
-            raise ValueError(f"The tokenizer {source!r} has no {kind}. Set it and save the tokenizer.")
+            raise ValueError(f"The tokenizer {source!r} has no {kind}. Set this token and save the tokenizer.")
     return tokenizer
 
 

@@ -236,7 +236,7 @@ def test_one_word_is_no_sentence(name: str) -> None:
     both, one = (model(ids[rows], attention_mask=mask[rows], labels=labels[rows]) for rows in ([0, 1], [1]))
     torch.testing.assert_close(both.loss, one.loss)
     assert both.joint_log_prob.isneginf().tolist() == [True, False]
-    with pytest.raises(ValueError, match="No sentence of the batch counts: all have one word, or labels of -100"):
+    with pytest.raises(ValueError, match="No sentence counts, because all have one word or labels of -100"):
         model(ids[:1, :1], labels=ids[:1, :1])
 
 
@@ -396,11 +396,11 @@ def test_drawn_sentences_follow_the_model(name: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- refusals
 REFUSED_BY_PARSE: list[tuple[dict[str, Any], str]] = [
     ({"method": "search"}, "method 'search' is unknown. Choose one of .*mbr"),
-    ({"num_return_sequences": 3}, "num_return_sequences is 3: give 1, or more with method='sample'"),
-    ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2: give 1"),
-    ({"num_return_sequences": 0, "method": "sample"}, "num_return_sequences is 0: give 1"),
+    ({"num_return_sequences": 3}, "num_return_sequences is 3. Give 1, or more with method='sample'"),
+    ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2. Give 1"),
+    ({"num_return_sequences": 0, "method": "sample"}, "num_return_sequences is 0. Give 1"),
     ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, r"word_ends has shape \(1, 2\), input_ids \(1, 3\)"),
-    ({"word_ends": torch.tensor([[True, False, True]])}, "word_ends.*the grammar is over words. Use its tokenizer"),
+    ({"word_ends": torch.tensor([[True, False, True]])}, "several tokens.*grammar is over words. Use its tokenizer"),
 ]
 
 
@@ -467,7 +467,7 @@ def test_joint_generation_without_special_tokens() -> None:
 def test_what_joint_generation_refuses() -> None:
     model = tiny()
     for options, message in (
-        ({"num_beams": 3}, "num_beams: not supported with structure_mode='joint'; try 'marginal'"),
+        ({"num_beams": 3}, "num_beams: not supported with structure_mode='joint'. Try 'marginal'"),
         ({"top_k": 3, "temperature": 0.5}, "temperature, top_k: not supported with structure_mode='joint'"),
         ({"generation_config": GenerationConfig(top_k=3)}, "top_k: not supported with structure_mode='joint'"),
         ({"eos_token_id": 5}, "eos_token_id: not supported with structure_mode='joint'"),

@@ -261,7 +261,7 @@ TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
         ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, r"actions hold -1: ids below the padding .0. are"),
         ({"actions": torch.tensor([[0, 3, 1, 1, 1, 2]])}, "padding.*right end"),
         ({"actions": torch.tensor([[3, 1, 0, 1, 1, 2]])}, "padding.*right end"),
-        ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*add the missing actions"),
+        ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*Add the missing actions"),
         ({"actions": torch.tensor([[3, 1, 1, 1, 9, 2, 2]])}, "action 9 at position 4 is illegal"),
         ({"actions": torch.zeros(1, 4, dtype=torch.long)}, "row 0: the 0 actions stop with"),
         ({"word_ends": torch.ones(1, 2)}, "word_ends"),

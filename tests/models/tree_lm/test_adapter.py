@@ -127,9 +127,9 @@ def test_an_adapter_that_is_not_merged_is_trained_on_and_saved_again(trained, tm
 def test_adapters_that_cannot_be_loaded_say_why(trained, tmp_path):
     _, base, folder = trained
     refused(r"owner/small.*--backbone", TreeLMForCausalLM.from_pretrained, folder)
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="cannot be loaded together"):
         TreeLMForCausalLM.from_pretrained(folder, backbone=decoder(tmp_path / "wider", hidden_size=32))
-    with pytest.raises(ValueError, match="other weights"):
+    with pytest.raises(ValueError, match="not trained on the weights"):
         other = AutoModelForCausalLM.from_pretrained(base)
         other.lm_head.weight.data += 1
         other.save_pretrained(tmp_path / "other")
@@ -138,7 +138,7 @@ def test_adapters_that_cannot_be_loaded_say_why(trained, tmp_path):
     weights = tmp_path / "less/adapter/adapter_model.safetensors"
     saved = load_file(weights)
     save_file({name: value for name, value in saved.items() if "layers.1" not in name}, weights)
-    refused(r"missing.*layers\.1", TreeLMForCausalLM.from_pretrained, tmp_path / "less", backbone=base)
+    refused(r"lacks weights.*layers\.1", TreeLMForCausalLM.from_pretrained, tmp_path / "less", backbone=base)
     weights.write_bytes(b"damaged")
     refused("cannot be loaded", TreeLMForCausalLM.from_pretrained, tmp_path / "less", backbone=base)
 

@@ -79,7 +79,7 @@ class UnlabeledParsingF1(ListInputs, evaluate.Metric):
         treebank = make_treebank(gold, punctuation, punctuation_by=punctuation_by)
         if len(treebank.sentences) != len(gold):
             raise ValueError(
-                f"{len(gold) - len(treebank.sentences)} references are punctuation alone: leave them out on both sides"
+                f"{len(gold) - len(treebank.sentences)} references are punctuation alone. Leave them out on both sides"
             )
         parsed = []
         for number, line in enumerate(predictions):
@@ -100,10 +100,10 @@ def _gold_sentence(line: str, number: int, style: str) -> TreebankSentence:
     if style == "treebank":
         sentences = list(parse_treebank([line], source=source))
         if len(sentences) != 1:
-            raise ValueError(f"{source} holds {len(sentences)} trees: give one per sentence")
+            raise ValueError(f"{source} holds {len(sentences)} trees. Give one per sentence")
         return sentences[0]
     if style != "unlabeled":
-        raise ValueError(f"reference_style is {style!r}: choose 'treebank' or 'unlabeled'")
+        raise ValueError(f"reference_style is {style!r}. Choose 'treebank' or 'unlabeled'")
     with errors_at(source):
         parsed = read_parse(line)
         spans = parsed.tree().spans
