@@ -55,8 +55,8 @@ def _gpst(rows: int, columns: int, sentence: int) -> tuple[Any, Inputs]:
     return _small("GPST", None, widths, score_size=4, max_position_embeddings=1024, **heads, **special), inputs
 
 
-def rnng(num_sentences: int, lengths: range, **sizes: int) -> tuple[Any, Inputs]:
-    """RNNG of width 8, or `sizes`, with trees of sentences of so many words."""
+def _rnng(num_sentences: int, lengths: range) -> tuple[Any, Inputs]:
+    """RNNG with trees of sentences of so many words."""
     sentences = list(read_treebank(sample_path("trees.train.txt")))
     labels = label_inventory(sentences)
     tokenizer = word_tokenizer([sentence.words for sentence in sentences], unknown="berkeley")
@@ -64,7 +64,7 @@ def rnng(num_sentences: int, lengths: range, **sizes: int) -> tuple[Any, Inputs]
     trees = encode_trees(sentences, tokenizer, codec)
     chosen = [tree for x, tree in zip(sentences, trees, strict=True) if len(x.words) in lengths][:num_sentences]
     model, inputs = _small("RNNG", None, "embedding_size hidden_size", vocab_size=len(tokenizer), num_layers=2,
-                           nonterminals=labels, **sizes), codec.pad(chosen)  # fmt: skip
+                           nonterminals=labels), codec.pad(chosen)  # fmt: skip
     return model, inputs if num_sentences > 1 else {"input_ids": inputs["input_ids"]}
 
 
@@ -88,8 +88,8 @@ CASES = {
     "gpst-train 2 x 512": Case(lambda: _gpst(2, 512, 26), "train", 10_110, 5),
     "gpst-train 8 x 1024": Case(lambda: _gpst(8, 1024, 26), "train", 10_260, 5),
     "gpst-parse 24 tokens, beam 20": Case(lambda: _gpst(1, 24, 24), "parse", 29_100, 40, {"num_beams": 20}),
-    "rnng-train 32 sentences": Case(lambda: rnng(32, range(16, 23)), "train", 3_800, 9),
-    "rnng-parse 17 words, action beam 100": Case(lambda: rnng(1, range(17, 18)), "parse", 28_000, 244, _BEAMS),
+    "rnng-train 32 sentences": Case(lambda: _rnng(32, range(16, 23)), "train", 3_800, 9),
+    "rnng-parse 17 words, action beam 100": Case(lambda: _rnng(1, range(17, 18)), "parse", 28_000, 244, _BEAMS),
     "tree-lm-parse 12 words, action beam 20": Case(
         _tree_lm, "parse", 38_500, 155, {"num_beams": 10, "action_beam_size": 20}
     ),
