@@ -357,12 +357,7 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
             "a row holds one word or region of a text, name the column of the words: synlm surprisal ",
         ),
         ("b.tsv", "word\titem\nWe\t1\nask\t\n", ["--word-column", "word"], "row 2 has an empty 'item'"),
-        (
-            "b.tsv",
-            WORDS.replace("part", "subject"),
-            ["--word-column", "word"],
-            "the rows of 2 readers (subject)",
-        ),
+        ("b.tsv", WORDS.replace("part", "subject"), ["--word-column", "word"], "the rows of 2 readers (subject)"),
         ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "double the quotation marks inside a quoted field"),
         (
             "c.tok",
@@ -388,10 +383,7 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         ("Well,ask\nWe ask\n", ""),
         ("(S (NP (PRP We)) (VP (VBP ask)))\n(We ask)\n", "1 of 2 texts has brackets as of a tree"),
         ("\u3053\u308c\u306f\u672c\u3067\u3059\u305d\u308c\u3082\u3002\n" * 6, "have 9 characters on average: spaces"),
-        (
-            "We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n",
-            "",
-        ),
+        ("We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n", ""),
     ):
         (tmp_path / "c.txt").write_text(content, encoding="utf-8")
         for command in (["surprisal"], ["evaluate", "perplexity"]):

@@ -23,13 +23,7 @@ from hf_synlm.data.tokenizers import (
     train_bpe_tokenizer,
     train_wordpiece_tokenizer,
 )
-from hf_synlm.data.vocabulary import (
-    WORD_END,
-    subword_tokenizer,
-    unknown_class,
-    word_final_ids,
-    word_tokenizer,
-)
+from hf_synlm.data.vocabulary import WORD_END, subword_tokenizer, unknown_class, word_final_ids, word_tokenizer
 from hf_synlm.evaluation.text.words import encode_sentences
 from tests.helpers import warm_python
 from tests.helpers.refusals import refused

@@ -11,12 +11,7 @@ from hf_synlm.data.punctuation import keep_words
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_trees
-from hf_synlm.evaluation.trees.parsing import (
-    branching_baselines,
-    drop_tokens,
-    resolve_convention,
-    unlabeled_f1,
-)
+from hf_synlm.evaluation.trees.parsing import branching_baselines, drop_tokens, resolve_convention, unlabeled_f1
 from hf_synlm.trees.spans import right_branching
 from tests.helpers.refusals import refused
 from tests.reference.trees import spans_of

@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
 import hf_synlm
 from hf_synlm.data.gold_trees import encode_trees

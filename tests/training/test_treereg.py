@@ -43,11 +43,7 @@ def read(case: str, offset: int = 0) -> tuple[list[dict[str, Any]], dict[str, Te
         rows.append({"input_ids": [0], "splits": gold_splits(spans, len(words))})
         rows[-1]["word_spans"] = [(i + offset, j + offset) for i, j in zip(begins, ends, strict=True)]
     batch = TreeRegCollator(0)(rows)
-    return (
-        sentences,
-        read_tensors(f"treereg/{case}", "io"),
-        {key: batch[key] for key in ("word_spans", "splits")},
-    )
+    return (sentences, read_tensors(f"treereg/{case}", "io"), {key: batch[key] for key in ("word_spans", "splits")})
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -135,11 +135,7 @@ class TestParse:
 # ------------------------------------------------------------------------------------------- transformers
 # ---------------------------------------------------------------------------------------------- bad inputs
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"spans": [[(2, 2)]]}, r"\(2, 2\)"),
-        ({"spans": [[(2, 5)]]}, r"\(2, 5\)"),
-    ],
+    ("arguments", "message"), [({"spans": [[(2, 2)]]}, r"\(2, 2\)"), ({"spans": [[(2, 5)]]}, r"\(2, 5\)")]
 )
 def test_bad_spans_are_named(arguments, message):
     ids = torch.full((1, 4), 7)

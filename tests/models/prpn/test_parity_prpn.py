@@ -219,13 +219,7 @@ class TestConversion:
         assert model.model.parser.features.norm.num_batches_tracked == 0
         assert counted.model.parser.features.norm.num_batches_tracked == 7
 
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"nhid": 26}, "nhid is 26"),
-            ({"nslots": None}, "nslots"),
-        ],
-    )
+    @pytest.mark.parametrize(("changes", "message"), [({"nhid": 26}, "nhid is 26"), ({"nslots": None}, "nslots")])
     def test_what_does_not_fit_is_named(self, changes, message):
         tensors, config = self.state()
         config = {name: value for name, value in {**config, **changes}.items() if value is not None}

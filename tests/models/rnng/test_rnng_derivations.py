@@ -11,13 +11,7 @@ from hf_synlm.models.rnng.forest_lstm import forest_lstm
 from hf_synlm.models.rnng.plan import make_plan
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.search_models import padded
-from tests.reference.rnng import (
-    naive_derivation,
-    naive_log_prob,
-    over_pieces,
-    random_labeled_tree,
-    random_word_ends,
-)
+from tests.reference.rnng import naive_derivation, naive_log_prob, over_pieces, random_labeled_tree, random_word_ends
 
 SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
 NUM_LABELS, VOCAB_SIZE = 3, 19
