@@ -176,9 +176,7 @@ def same_files(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_resumed_run_is_bit_equal(
-    name: str, straight_run: Callable[..., Straight], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resumed_run_is_bit_equal(name: str, straight_run: Callable[..., Straight], tmp_path: Path, capsys) -> None:
     straight, run = straight_run(name, capsys)
     start = checkpoints.list_checkpoints(straight)[CASES[name].checkpoint]
     step = int(start.name.removeprefix("step_"))
@@ -271,9 +269,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
         ("--validation-files {test}", r"validation '.*' \(now '.*'\)"),
     ],
 )
-def test_other_settings_are_named(
-    flags: str, setting: str, straight_run: Callable[..., Straight], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_settings_are_named(flags: str, setting: str, straight_run: Callable[..., Straight], capsys) -> None:
     straight, run = straight_run("awd_lstm", capsys)
     flags = flags.format(test=straight.parent / "trees.test.txt")
     refused(setting, run, straight, "--resume-from-checkpoint", "latest", *flags.split())

@@ -394,9 +394,7 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
         ("prpn", ("--file-format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    architecture: str, more: tuple[str, ...], message: str, corpus: dict[str, str], tmp_path: Path
-) -> None:
+def test_what_does_not_go_together_is_refused(architecture: str, more: tuple[str, ...], message: str, corpus, tmp_path):
     if "{model}" in more:
         other = word_tokenizer([["a"]])
         other.pad_token = None

@@ -148,9 +148,7 @@ def test_configurations_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gpst_tiny" in listed and "gpst_own_text" in listed and "rnng" not in listed
 
 
-def test_baseline_on_the_same_contexts(
-    corpus: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_baseline_on_the_same_contexts(corpus: dict[str, str], tmp_path: Path, capsys) -> None:
     def flags(name: str, *more: str) -> list[str]:
         gpst = flags_of(corpus, tmp_path / name, "--max-train-steps", "2", "--generation-steps", "1")
         gpst[gpst.index(SMALL_GPST)] = "n_embd=32,n_head=2,n_positions=64"

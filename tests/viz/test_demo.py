@@ -43,9 +43,7 @@ def test_text_to_trees_and_surprisals(app: Any, architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gpst", "on_lstm"])
-def test_file_to_the_table_of_the_command(
-    app: Any, architecture: str, saved_models: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_file_to_the_table_of_the_command(app: Any, architecture: str, saved_models: Path, tmp_path, capsys) -> None:
     model, tokenizer = model_and_tokenizer(architecture)
     text = tmp_path / "text.txt"
     text.write_text(f"{SENTENCE}\n\nAmerica is back \u00e9\n", encoding="utf-8")
