@@ -12,7 +12,7 @@ from huggingface_hub import metadata_load
 from hf_synlm.evaluation.text.surprisal import columns
 from hf_synlm.evaluation.text.tables import read_rows, table_text
 from tests.helpers.commands import run
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.helpers.scoring_models import model_and_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,11 +74,9 @@ def test_files_that_are_no_text(app: Any, tmp_path: Path, content: bytes, messag
 
 
 def test_a_model_without_trees_is_named(app: Any, saved_models: Path, tmp_path: Path, capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        app.main([str(saved_models / "gpt2")])
+    raised(SystemExit, None, app.main, [str(saved_models / "gpt2")])
     assert "GPT2LMHeadModel, which has no trees" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        app.main([str(tmp_path / "nowhere")])
+    raised(SystemExit, None, app.main, [str(tmp_path / "nowhere")])
 
 
 def test_page_answers(app: Any, tmp_path: Path) -> None:
@@ -121,10 +119,8 @@ def test_folder_of_a_space(app: Any, monkeypatch: pytest.MonkeyPatch, capsys: An
     assert f'requires-python = ">={card["python_version"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     # It starts the demo without arguments, by its variable.
     monkeypatch.setenv("SYNLM_MODEL", "nowhere-of-a-space")
-    with pytest.raises(SystemExit):
-        app.main([])
+    raised(SystemExit, None, app.main, [])
     assert "nowhere-of-a-space" in capsys.readouterr().err
     monkeypatch.delenv("SYNLM_MODEL")
-    with pytest.raises(SystemExit):
-        app.main([])
+    raised(SystemExit, None, app.main, [])
     assert "the following arguments are required: model" in capsys.readouterr().err
