@@ -233,9 +233,7 @@ def test_glue_runs(name: str, finished: Callable) -> None:
     assert not card.exists() or "pipeline_tag: text-classification" in card.read_text()
 
 
-def pipeline_logits(
-    folder: Path, path: str, limit: int | None = None
-) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+def pipeline_logits(folder: Path, path: str, limit: int | None = None) -> tuple[list[dict], list[list[dict]]]:
     """The first rows of a file, and what the stock pipeline finds for their pairs of texts."""
     rows = [json.loads(line) for line in Path(path).read_text().splitlines()[:limit]]
     classify = transformers.pipeline("text-classification", model=str(folder / "model"))
@@ -543,9 +541,7 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
         ("induction", "gpst", ("--config-overrides", "merge_noise=-1"), "merge_noise"),
     ],
 )
-def test_bad_input_is_refused_before_training(
-    script: str, name: str, flags: tuple[str, ...], match: str, models: Path, files: dict[str, str], tmp_path: Path
-) -> None:
+def test_bad_input_is_refused_before_training(script, name, flags, match, models, files, tmp_path):
     wide = transformers.AutoTokenizer.from_pretrained(models / "gpt2")
     wide.add_tokens([f"<{k}>" for k in range(20)])
     wide.save_pretrained(tmp_path / "wide")

@@ -25,7 +25,7 @@ from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import train_rnng
 from hf_synlm.training.tasks.tree_evaluation import spread
 from tests.helpers.refusals import refused
-from tests.helpers.training_runs import TINY, cut_off, run_here, sample_files
+from tests.helpers.training_runs import TINY, cut_off, sample_files
 
 SMALL = TINY["rnng"]
 # Beams of the model that is saved: the report uses them, too.
@@ -52,13 +52,9 @@ def flags_of(corpus: dict[str, str], output_dir: Path, architecture: str, *flags
 
 
 @pytest.fixture
-def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+def run(corpus: dict[str, str], program: Callable[..., dict]) -> Callable[..., dict]:
     """Runs the program in this process; its results and what it printed."""
-
-    def start(output_dir: Path, architecture: str, *flags: str) -> dict:
-        return run_here("train_rnng", flags_of(corpus, output_dir, architecture, *flags), corpus["cache"], capsys)
-
-    return start
+    return lambda output_dir, *flags: program("train_rnng", flags_of(corpus, output_dir, *flags))
 
 
 def parse(*flags: str) -> tuple:
@@ -175,10 +171,10 @@ def backbone_flags(corpus: dict[str, str], decoder: str, output_dir: Path, *flag
 
 
 @pytest.mark.usefixtures("warm_verify")
-def test_a_decoder_becomes_a_tree_lm(corpus: dict[str, str], decoder: str, capsys, tmp_path: Path) -> None:
+def test_a_decoder_becomes_a_tree_lm(corpus: dict[str, str], decoder: str, program, tmp_path: Path) -> None:
     """With its weights and tokenizer."""
     flags = backbone_flags(corpus, decoder, tmp_path / "out", "--max-train-steps", "2", "--final-report")
-    results = run_here("train_tree_lm", flags, corpus["cache"], capsys)
+    results = program("train_tree_lm", flags)
     assert "computes the same without hf_synlm." in results["stdout"]
     assert results["test"]["search"]["num_sentences"] == 6
     model = TreeLMForCausalLM.from_pretrained(tmp_path / "out" / "model")
@@ -189,19 +185,19 @@ def test_a_decoder_becomes_a_tree_lm(corpus: dict[str, str], decoder: str, capsy
 
 
 @pytest.mark.usefixtures("warm_verify")
-def test_lora_on_a_decoder_gives_an_adapter(corpus: dict[str, str], decoder: str, capsys, tmp_path: Path) -> None:
+def test_lora_on_a_decoder_gives_an_adapter(corpus, decoder: str, program, capsys, tmp_path: Path) -> None:
     """Which needs the backbone and nothing else; the run resumes as it was."""
     lora = ("--lora-r", "2", "--backbone-name", "owner/gpt2", "--max-train-steps", "3", "--checkpointing-steps", "2")
     flags = backbone_flags(corpus, decoder, tmp_path / "whole", *lora, "--final-report")
-    whole = run_here("train_tree_lm", flags, corpus["cache"], capsys)
+    whole = program("train_tree_lm", flags)
     assert "computes the same without hf_synlm." in whole["stdout"]
     folder = tmp_path / "whole" / "model"
     assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 50_000
     assert decoder not in (folder / "config.json").read_text() and "owner/gpt2" in (folder / "README.md").read_text()
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
     flags = backbone_flags(corpus, decoder, tmp_path / "cut", *lora, "--resume-from-checkpoint", "latest")
-    refused("lora_alpha", run_here, "train_tree_lm", [*flags, "--lora-alpha", "3"], corpus["cache"], capsys)
-    again = run_here("train_tree_lm", flags, corpus["cache"], capsys)
+    refused("lora_alpha", program, "train_tree_lm", [*flags, "--lora-alpha", "3"])
+    again = program("train_tree_lm", flags)
     assert again["evaluations"][-1] == whole["evaluations"][-1]
     text = tmp_path / "text.txt"
     text.write_text("unbelievable economies\n")
@@ -212,7 +208,7 @@ def test_lora_on_a_decoder_gives_an_adapter(corpus: dict[str, str], decoder: str
     assert "--backbone" in capsys.readouterr().err
     for flags, named in ((["--lora-alpha", "3"], "lora-alpha"), ([*lora, "--lora-target-modules", "w"], "'w'")):
         wrong = backbone_flags(corpus, decoder, tmp_path / "wrong", *flags)
-        refused(named, run_here, "train_tree_lm", wrong, corpus["cache"], capsys)
+        refused(named, program, "train_tree_lm", wrong)
 
 
 @pytest.mark.usefixtures("warm_verify")
@@ -244,13 +240,13 @@ def test_early_stopping_keeps_and_saves_the_best_model(run: Callable[..., dict],
     assert nats == pytest.approx(_nats(model, tmp_path / "out", corpus), rel=1e-5)
 
 
-def test_a_gpt2_learns_the_same_words_after_a_begin_token(corpus: dict[str, str], tmp_path: Path, capsys) -> None:
+def test_a_gpt2_learns_the_same_words_after_a_begin_token(corpus: dict[str, str], tmp_path: Path, program) -> None:
     words = (tree.words for tree in read_treebank(corpus["train"]))
     subword_tokenizer(words, 400).save_pretrained(tmp_path / "tokenizer")
     flags = f"--config gpt2_free --config-overrides n_embd=8,n_layer=1,n_head=2 --tokenizer-name {tmp_path}/tokenizer "
     flags += f"--train-files {corpus['train']} --validation-files {corpus['valid']} --output-dir {tmp_path}/out "
     flags += "--max-batch-actions 600 --num-train-epochs 1 --dataloader-num-workers 0"
-    results = run_here("train_rnng", flags.split(), corpus["cache"], capsys)
+    results = program("train_rnng", flags.split())
     assert results["step"] > 3
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "model")
     losses = results["evaluations"][-1]["losses"]

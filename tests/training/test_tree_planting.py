@@ -129,14 +129,11 @@ def test_loss_and_its_gradient_word_by_word() -> None:
     assert float(tree_planting.tree_planting_loss(best, own, edges)) == pytest.approx(0, abs=1e-6)
 
 
-def train(
-    folder: Path, planting: tree_planting.TreePlantingArguments, **options: Any
-) -> tree_planting.TreePlantingTrainer:
+def train(folder: Path, planting: tree_planting.TreePlantingArguments, **options: Any) -> Any:
     _, rows = encoded()
     data = {"train_dataset": rows, "eval_dataset": rows, "data_collator": tree_planting.TreePlantingCollator(0)}
-    trainer = tree_planting.TreePlantingTrainer(
-        tiny_gpt2(2, 40), trainer_arguments(folder, **options), planting=planting, **data
-    )
+    arguments = trainer_arguments(folder, **options)
+    trainer = tree_planting.TreePlantingTrainer(tiny_gpt2(2, 40), arguments, planting=planting, **data)
     trainer.train()
     return trainer
 

@@ -126,13 +126,8 @@ def check_loss_and_gradients(model, gold, tolerance):
     assert set(mine) == set(theirs)
     for name, gradient in mine.items():
         scale = max(theirs[name].abs().max().item(), 0.1)  # biases before a batch normalization have none
-        torch.testing.assert_close(
-            gradient,
-            theirs[name],
-            rtol=tolerance,
-            atol=tolerance * scale,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+        near = {"rtol": tolerance, "atol": tolerance * scale}
+        torch.testing.assert_close(gradient, theirs[name], **near, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize(("case", "segment"), SEGMENTS)

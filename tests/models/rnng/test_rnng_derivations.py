@@ -139,14 +139,9 @@ def test_compiled_levels_are_the_same_and_new_batches_need_no_graphs(directions)
 
 # --------------------------------------------------------------------------------------------------------- plans
 def plan_of(rows, system, **options):
-    return make_plan(
-        [row[1] for row in rows],
-        transition_system=system,
-        num_labels=NUM_LABELS,
-        num_words=[len(row[0]) for row in rows],
-        word_ends=[row[2] for row in rows],
-        **options,
-    )
+    words, actions, ends = ([row[part] for row in rows] for part in range(3))
+    options |= {"transition_system": system, "num_labels": NUM_LABELS, "num_words": [*map(len, words)]}
+    return make_plan(actions, word_ends=ends, **options)
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
