@@ -84,15 +84,14 @@ _PRPN = ("PRPN", "prpn-ptb-word", "embedding_size layer_size")
 _PCFG = ("PCFG", "neural-pcfg", "symbol_size num_nonterminals num_preterminals")
 _PALM = ("PaLM", "palm-ptb", "embedding_size layer_size rrnn_size attention_size")
 _BEAMS = {"num_beams": 10, "action_beam_size": 100, "fast_track_size": 1}
+_NARROW = {"num_beams": 10, "action_beam_size": 20}
 CASES = {
     "gpst-train 2 x 512": Case(lambda: _gpst(2, 512, 26), "train", 10_110, 5),
     "gpst-train 8 x 1024": Case(lambda: _gpst(8, 1024, 26), "train", 10_260, 5),
     "gpst-parse 24 tokens, beam 20": Case(lambda: _gpst(1, 24, 24), "parse", 29_100, 40, {"num_beams": 20}),
     "rnng-train 32 sentences": Case(lambda: _rnng(32, range(16, 23)), "train", 3_800, 9),
     "rnng-parse 17 words, action beam 100": Case(lambda: _rnng(1, range(17, 18)), "parse", 28_000, 244, _BEAMS),
-    "tree-lm-parse 12 words, action beam 20": Case(
-        _tree_lm, "parse", 38_500, 155, {"num_beams": 10, "action_beam_size": 20}
-    ),
+    "tree-lm-parse 12 words, action beam 20": Case(_tree_lm, "parse", 38_500, 155, _NARROW),
     "pcfg-train 4 x 25": Case(lambda: _recurrent(4, 25, *_PCFG), "train", 2_700, 10),
     "on-lstm-train 20 x 70": Case(lambda: _recurrent(20, 70, *_ON_LSTM, chunk_size=2), "train", 2_400, 0),
     "prpn-train 64 x 35": Case(lambda: _recurrent(64, 35, *_PRPN), "train", 3_700, 0),

@@ -391,13 +391,10 @@ MARGINAL = {"structure_mode": "marginal"}
 WORD_ENDS = {"word_ends": torch.tensor([[True, True]])}
 CONTEXT = {"context_sentence_ids": torch.tensor([[0, 0]])}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("both", {"foo": 3}, "foo"),
     ("both", {"structure_mode": "tree"}, "structure_mode='tree'"),
     ("both", {"action_beam_size": 0}, "action_beam_size=0"),
     ("both", {"action_beam_size": 2.5}, "action_beam_size=2.5"),
     ("both", {"synced_gpus": True}, "synced_gpus"),
-    ("both", {"prompt_lookup_num_tokens": 2}, "assisted|stateful|offer greedy"),
-    ("both", {"penalty_alpha": 0.5, "top_k": 4}, "offer greedy"),
     ("both", {"past_key_values": SyntacticCache(2)}, "past_key_values"),
     ("both", {**CONTEXT, **MARGINAL}, "context_sentence_ids"),
     ("both", WORD_ENDS, "word_ends"),
