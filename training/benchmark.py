@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.benchmark.utils.timer import timer
@@ -34,6 +33,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import hf_synlm
 from hf_synlm.data import gold_trees, samples, treebank, vocabulary
+from hf_synlm.evaluation.results import describe_hardware, library_versions
 from hf_synlm.hub.abilities import tree_codec
 from hf_synlm.models.tree_lm.linearization import linearize
 from hf_synlm.training.tasks import inference_network, tree_batches, variational
@@ -336,9 +336,7 @@ def origin() -> dict[str, Any]:
     """Where a result comes from: machine, versions, and commit of the code."""
     command = ["git", "-C", str(Path(hf_synlm.__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
-    versions = {module.__name__: module.__version__ for module in (torch, transformers, hf_synlm)}
-    return {"device": device, "threads": torch.get_num_threads(), **versions, "commit": commit}
+    return {**describe_hardware(DEVICE), **library_versions(), "commit": commit}
 
 
 def main(arguments: list[str] | None = None) -> None:

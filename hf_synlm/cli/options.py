@@ -57,7 +57,6 @@ Backbone = Annotated[
     str | None,
     _of_model(help="Folder or Hub name of the backbone, if the model is an adapter; default: the one that it names."),
 ]
-GGUFFile = Annotated[str | None, _of_model(help="Name of a GGUF file in the folder.")]
 Device = Annotated[str | None, _of_computation(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
 DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
@@ -320,7 +319,6 @@ class Searching(Widths, Loading):
 class Scoring(Searching):
     """How a model scores text."""
 
-    gguf_file: GGUFFile = None
     begin_token: str | None = option(
         "Token before the first word; default: the model's begin token. A chat model may need the begin token of "
         "its pretraining, such as '<|endoftext|>'.",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------- checks of --out
 # Files that make up a model; results may lie beside them.
 _OF_MODELS = (
-    *"*.safetensors *.gguf *.bin *.py config.json *_config.json *.index.json special_tokens_map.json".split(),
+    *"*.safetensors *.bin *.py config.json *_config.json *.index.json special_tokens_map.json".split(),
     *"added_tokens.json vocab.* merges.txt chat_template* README.md".split(),
     *(pattern for pattern in TOKENIZER_FILES if pattern != "vocab*"),
 )

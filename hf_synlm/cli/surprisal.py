@@ -3,7 +3,6 @@
 
 import dataclasses
 import math
-import os
 import re
 import sys
 import time
@@ -440,15 +439,10 @@ def _write_meta(result: EvaluationResult, out: Path, words_per_second: float) ->
 
 
 def _print(rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows at once; end quietly when nobody reads them, as by `| head`."""
-    if not outputs.is_first_process():
-        return
-    try:
+    """Print rows at once."""
+    if outputs.is_first_process():
         typer.echo(table_text(rows), nl=False)
         sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
 
 
 def _say_repeated_items(items: Sequence[TextItem]) -> None:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,7 @@ from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import flag_of, write_json, write_text
-from hf_synlm.data.parsed import as_treebank_sentence, read_parses
+from hf_synlm.data.parsed import as_treebank_sentence
 from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.text import plural, read_lines, split_sentences
 from hf_synlm.data.treebank import (
@@ -120,11 +121,13 @@ def _read_trees_of(path: Path, left_out: Counter[str], **reading: Any) -> list[T
         raise ValueError(f"{path}: {len(problems)} lines are not trees:\n  {listed}") from error
 
 
-def _read_parses(path: Path, left_out: Counter[str], **reading: Any) -> list[TreebankSentence]:
+def _read_parses(
+    path: Path, left_out: Counter[str], style: options.TreeStyle, **reading: Any
+) -> list[TreebankSentence]:
     """The best trees of a file of parses, which are read as they are."""
     if reading:
         raise ValueError(f"--from parses has no {flag_of(next(iter(reading)))}: leave it out")
-    parses = list(enumerate(read_parses(path, None), 1))
+    parses = list(enumerate(options.read_trees(path, style), 1))
     found = [as_treebank_sentence(parsed, f"{path}:{number}") for number, parsed in parses if parsed.hypotheses]
     if len(found) < len(parses):
         left_out["no tree"] += len(parses) - len(found)
@@ -144,6 +147,7 @@ def treebank(
         "output of `synlm parse` and `synlm evaluate parsing --save-trees`; X is a missing label.",
         name="--from",
     ),
+    tree_style: options.TreeStyle = None,
     cleaning: CleaningOptions,
 ) -> None:
     """Check trees of parsers or treebanks, and write them as one clean file for training.
@@ -162,6 +166,8 @@ def treebank(
     outputs.check_out(out, overwrite, *trees, beside=outputs.meta_file)
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
         raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
+    if tree_style is not None and kind != "parses":
+        raise ValueError("--tree-style is for --from parses: add that, or leave it out")
     inputs = describe_files(trees)
     of_brackets, of_dependencies = reading.by_kind()
     brackets_only = [*cleaning.of_brackets(), *map(flag_of, of_brackets)]
@@ -173,7 +179,7 @@ def treebank(
             found = read_dependency_trees(path, punctuation=cleaning.punctuation, **counted, **of_dependencies)
             sentences += [(sentence, True) for sentence in found]
         else:
-            read = _read_parses if kind == "parses" else _read_trees_of
+            read = partial(_read_parses, style=tree_style) if kind == "parses" else _read_trees_of
             sentences += [(sentence, False) for sentence in read(path, left_out, **of_brackets)]
     unknown_tags = cleaning.count_unknown_tags(sentence for sentence, converted in sentences if not converted)
     cleaned = (cleaning.clean(sentence, converted, left_out) for sentence, converted in sentences)

@@ -345,7 +345,6 @@ def generate(
     input_format: options.InputFormatOption = None,
     choosing: ChoosingOptions,
     loading: options.Loading,
-    gguf_file: options.GGUFFile = None,
 ) -> None:
     """Continue prompts. Models of this library also give the tree of the whole text.
 
@@ -369,7 +368,7 @@ def generate(
     from hf_synlm.evaluation.generation import GeneratedText, generate_texts
     from hf_synlm.hub.abilities import declared
 
-    scorer = loading.scorer(model, gguf_file=gguf_file)
+    scorer = loading.scorer(model)
     has_trees = declared(scorer.model.config, "gives_trees") and chosen.get("structure_mode") != "marginal"
     if style in ("tree", "brackets") and not has_trees:
         raise ValueError(f"--format {style}: the model gives no trees here. Choose text, table or json.")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saved models of unknown origin: what their files say about them, read without torch. Nothing here runs their code."""
 
+import difflib
 import os
 import pickle
 import re
@@ -123,20 +124,15 @@ def is_folder(name: str | os.PathLike, is_owned: bool = False) -> bool:
     return False
 
 
-def check_model_source(
-    name: str | os.PathLike, revision: str | None = None, gguf_file: str | None = None, subfolder: str = ""
-) -> None:
-    """Refuse a folder that does not exist or holds no model, a revision of a folder, and a name without the Hub.
-
-    A GGUF file holds its own configuration and tokenizer.
-    """
+def check_model_source(name: str | os.PathLike, revision: str | None = None, subfolder: str = "") -> None:
+    """Refuse a folder that does not exist or holds no model, a revision of a folder, and a name without the Hub."""
     if not is_folder(name):
-        check_hub(name, revision, (CONFIG_FILE, ADAPTER_FILE, gguf_file or CONFIG_FILE), subfolder)
+        check_hub(name, revision, (CONFIG_FILE, ADAPTER_FILE), subfolder)
         return
     if revision is not None:
         raise ValueError(f"revision {revision!r}: {str(name)!r} is a folder, which has no revisions. Leave it out.")
     folder = Path(name) / subfolder
-    if gguf_file is None and not any((folder / file).is_file() for file in (CONFIG_FILE, ADAPTER_FILE)):
+    if not any((folder / file).is_file() for file in (CONFIG_FILE, ADAPTER_FILE)):
         steps = [file.parent for file in (folder / STATE_FILE, *folder.glob(f"step_*/{STATE_FILE}")) if file.is_file()]
         if steps:
             newest = max(steps, key=lambda step: int(step.name.rpartition("_")[2]) if step.name[-1].isdigit() else 0)
@@ -164,9 +160,15 @@ def check_hub(name: str | os.PathLike, revision: str | None, files: Iterable[str
         return  # somebody answers, or the name is none: the loaders say what is wrong
     except HfHubHTTPError.__bases__ as error:
         raise ValueError(
-            f"{text!r} is not a folder, and the Hub cannot be asked for it: {_one_line(error).rstrip('.')}. Check the "
+            f"{text!r} {_not_a_folder(text)}the Hub cannot be asked for it: {_one_line(error).rstrip('.')}. Check the "
             "name of the folder, or the network."
         ) from error
+
+
+def _not_a_folder(name: str) -> str:
+    """That a model is no folder, with the folder beside it that may be meant."""
+    near = difflib.get_close_matches(Path(name).name, (path.name for path in Path(name).parent.glob("*/")), 1, 0.75)
+    return f"is not a folder{f' (did you mean {Path(name).with_name(near[0])}?)' if near else ''}, and "
 
 
 def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None:
@@ -189,7 +191,7 @@ def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None
 @contextmanager
 def one_line_errors(name: str, kind: str) -> Iterator[None]:
     """Turn what `from_pretrained` and the Hub raise into a ValueError of one line that names the model."""
-    source = "" if os.path.isdir(name) else "is not a folder, and "
+    source = "" if os.path.isdir(name) else _not_a_folder(name)
     try:
         yield
     except pickle.UnpicklingError as error:

@@ -202,6 +202,8 @@ class TestNames:
         assert not is_folder(name)
         for load in (load_pretrained, load_tokenizer, saved_auto_class, describe_model, check_model_source):
             refused(f"'{name}' is not a folder, and the Hub cannot be asked", load, name)
+        Path("cards/gpst-mini").mkdir()
+        refused("did you mean cards/gpst-mini", load_pretrained, "cards/gpst-mni")
         monkeypatch.setattr(HfApi, "model_info", lambda *name, **options: None)
         raised(pytest.fail.Exception, f"{name} is loaded", load_pretrained, name, revision="v1")
 
@@ -234,7 +236,6 @@ class TestNames:
 
     def test_other_folders_of_models(self, checkpoint: Path, tmp_path: Path):
         check_model_source(tmp_path, subfolder=checkpoint.name)
-        check_model_source(tmp_path, gguf_file="model.gguf")
         (tmp_path / "adapter_config.json").touch()
         check_model_source(tmp_path)
 

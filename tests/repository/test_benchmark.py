@@ -23,7 +23,7 @@ def test_a_case_is_measured(capsys, monkeypatch, precision):
     row = json.loads(capsys.readouterr().out)
     assert row["ratio_min"] <= row["ratio"] <= row["ratio_max"] and row["runs"] == 2 and row["precision"] == precision
     assert [cost["peak_mib"] for cost in row["costs"]] == [5, 5]
-    assert all(row[name] for name in ("device", "threads", "torch", "transformers", "hf_synlm", "commit"))
+    assert all(row[name] for name in ("device_name", "num_threads", "torch", "transformers", "hf_synlm", "commit"))
     assert seen == {torch.float32 if precision == "float32" else torch.bfloat16}
 
 

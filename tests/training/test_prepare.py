@@ -579,23 +579,6 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
         refused(f"{message} {out} ", prepare, arguments, out)
 
 
-def test_text_that_changes_meanwhile_leaves_no_corpus(tmp_path, tokenizer_folder, small_blocks, monkeypatch):
-    """Neither an index, nor shards that a second run would keep."""
-    arguments = same_text(write(tmp_path / "text.txt", SHORT), tokenizer_folder)
-    out, encode = tmp_path / "out", shards._encode
-
-    def change(*args, **options):
-        write(tmp_path / "text.txt", f"{SHORT}More.")
-        return encode(*args, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(shards, "_encode", change)
-        refused("out/train changed while it was prepared: sources.0.files.0.bytes", prepare, arguments, out)
-    assert not (out / "train" / shards.INDEX_FILE).exists() and not list(out.glob("*/shard_*"))
-    text = prepare(arguments, out)
-    assert text.train.fingerprint() == prepare(arguments, tmp_path / "straight").train.fingerprint()
-
-
 def test_finished_folder_without_text(prepared, tmp_path):
     arguments, text = prepared
 

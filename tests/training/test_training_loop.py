@@ -124,7 +124,7 @@ def train(run: common.Run, batches: Any, objective: Any = compute_loss, **option
         evaluation_due=lambda step: steps.is_due(step, run.arguments.evaluation_steps, run.arguments.num_steps),
         summarize=dict,
         flops_per_token=lambda model: None,
-        tokenizer=options.pop("tokenizer", None),
+        tokenizer=options.pop("tokenizer", None) or word_tokenizer([["a"]]),
     )
     run.output_dir.mkdir(parents=True, exist_ok=True)
     if not run.state.notes:
@@ -285,7 +285,7 @@ def test_a_cut_save_leaves_nothing(error: Exception, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(run.accelerator, "save_state", fail)
     with pytest.raises(OSError, match=f"{error.args[-1]}.*from the beginning"):
-        checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, 2)
+        checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, word_tokenizer([["a"]]), 2)
     assert not list(tmp_path.iterdir())
 
 
@@ -426,7 +426,7 @@ def test_changed_settings_are_named(tmp_path: Path) -> None:
     tokenizer = word_tokenizer([["a", "b"]])
     settings = common.course_settings(run.arguments, run.model.config, run.accelerator, tokenizer)
     run.state.settings = checkpoints.plain_settings(settings)
-    folder = checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, 1)
+    folder = checkpoints.save_checkpoint(run.accelerator, tmp_path, run.state, tokenizer, 1)
     assert checkpoints.load_checkpoint(run.accelerator, folder, settings).settings == run.state.settings
     # How a tokenizer was last called changes nothing.
     tokenizer(["a b", "b"], padding=True, truncation=True, max_length=1)

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM, LSTMConfig, LSTMForCausalLM
 from hf_synlm.data.collate import collate_contexts
+from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.contexts import DataArguments
@@ -28,7 +29,7 @@ from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import pretrain_gpst, train_pcfg, train_recurrent, train_rnng
 from hf_synlm.training.programs.prepare_text import prepare
-from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe, collate_plain, load_contexts
+from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe, collate_plain
 from hf_synlm.training.tasks import finetuning
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import SMALL_GPST, TRAINING, sample_files
@@ -98,7 +99,7 @@ def test_prepared_text_is_taken_as_it_is(run: Callable[..., dict], corpus: dict[
     # Without text named, a complete folder is enough.
     data = DataArguments(prepared=str(tmp_path / "text"), drop_punctuation=True)
     text = prepare(data, data.prepared)
-    contexts = load_contexts(data, text.train, None)
+    contexts = ContextDataset(text.train, data.context_length)
     assert data.takes_finished and contexts.totals()["tokens"] == text.train.num_tokens
 
 
@@ -331,14 +332,14 @@ def test_errors_of_users_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(SystemExit) as stopped:
         pretrain_gpst.main()
     assert stopped.value.code == 2
-    expected = "error: --trainfiles is not an option of this program. Did you mean --train-files?\n"
+    expected = "Error: --trainfiles is not an option of this program. Did you mean --train-files?\n"
     assert capsys.readouterr().err == expected
     (tmp_path / "my.txt").write_text("One. Two.")
     words = ["--train-files", str(tmp_path / "my.txt"), "--config", "gpst_tiny", "--config-overrides=hidden_size=null"]
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", str(tmp_path / "run"), *words])
         pretrain_gpst.main()
-    assert capsys.readouterr().err.endswith("error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
+    assert capsys.readouterr().err.endswith("Error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
     for twice, value in (("--train-files", "a.txt"), ("--config", "gpst_tiny")):
         refused(f"{twice} is given 2 times: give it once", parse, "--output-dir", "x", twice, value, twice, value)
     with monkeypatch.context() as patch:

@@ -50,7 +50,7 @@ class SyntacticLM(HFLM):
         **options: Any,
     ) -> None:
         if isinstance(pretrained, str):
-            names = ("revision", "gguf_file", "subfolder")
+            names = ("revision", "subfolder")
             pretrained = find_model(pretrained)
             check_model_source(pretrained, **{name: options[name] for name in names if options.get(name)})
         search = {name: options.pop(name, None) for name in ("action_beam_size", "fast_track_size", "normalization")}

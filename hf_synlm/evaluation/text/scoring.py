@@ -145,7 +145,6 @@ class TextScorer:
         trust_remote_code: bool = False,
         device: str | None = None,
         dtype: str = "auto",
-        gguf_file: str | None = None,
         backbone: str | None = None,
         seed: int = 0,
         auto_class: Any = AutoModelForCausalLM,
@@ -159,7 +158,6 @@ class TextScorer:
             trust_remote_code: run code that comes with the model.
             device: None = a GPU if there is one.
             dtype: floating point type of the weights; "auto" = as saved, but float32 for 16 bits on a CPU.
-            gguf_file: name of a GGUF file in the folder.
             backbone: folder or Hub name of the backbone of an adapter; None = the one that the adapter names.
             seed: set before loading.
             auto_class: the Auto class that loads it. A parser that gives no probabilities of words can parse only.
@@ -180,7 +178,6 @@ class TextScorer:
             backbone=backbone,
             revision=revision,
             trust_remote_code=trust_remote_code,
-            gguf_file=gguf_file,
         )
         revision = getattr(model.config, "_commit_hash", None) or revision
         model = model.to(device)

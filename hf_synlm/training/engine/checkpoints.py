@@ -2,9 +2,9 @@
 """Checkpoints: what a run saves and a resumed one restores (`--resume-from-checkpoint`), complete or not at all.
 
 Saved by `save_checkpoint` in `output_dir/step_N`: model, optimizer and schedule (`accelerator.save_state`), what a
-program registers (`register_for_checkpointing`: the text state of recurrent models), the best weights so far, and
-`training_state.json`, a `TrainingState` with the step, the number of samples consumed, the settings of the run, and its
-evaluations and losses.
+program registers (`register_for_checkpointing`: the text state of recurrent models), the best weights so far, the
+tokenizer (for `synlm export`), and `training_state.json`, a `TrainingState` with the step, the number of samples
+consumed, the settings of the run, and its evaluations and losses.
 Restored by `loop.start_or_resume`: `load_checkpoint` refuses other settings (`read_state`) and loads these parts, and
 `BestModel.adopt` takes the best weights. The data loader then starts behind `state.consumed` (`Recipe.loader`); random
 states are functions of seed and step (`samplers.seed_micro_step`). So a resumed run is bit-equal to an uninterrupted
@@ -28,9 +28,11 @@ from accelerate import Accelerator
 from safetensors import SafetensorError
 from safetensors.torch import load_model as load_weights
 from safetensors.torch import save_model as save_weights
+from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.files import PARTIAL_SUFFIX, folder_writer, remove_folder, write_json
 from hf_synlm.data.text import NATURAL
+from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.hub.checkpoint import STATE_FILE
 from hf_synlm.training.engine.run import Run, TrainingState
 
@@ -40,7 +42,12 @@ WEIGHTS_FILE = "model.safetensors"
 
 # ---------------------------------------------------------------------------------------------- checkpoints
 def save_checkpoint(
-    accelerator: Accelerator, output_dir: Path, state: TrainingState, keep: int, best_weights: Path | None = None
+    accelerator: Accelerator,
+    output_dir: Path,
+    state: TrainingState,
+    tokenizer: PreTrainedTokenizerBase,
+    keep: int,
+    best_weights: Path | None = None,
 ) -> Path:
     """Write the checkpoint `step_N`, and delete all but the newest `keep` and those that the notes name as kept.
 
@@ -55,6 +62,7 @@ def save_checkpoint(
         if is_main:
             if best_weights is not None:
                 link_or_copy(best_weights, partial / BEST_FILE)
+            save_tokenizer(tokenizer, partial)
             write_json(partial / STATE_FILE, dataclasses.asdict(state))
     if is_main:
         kept = {output_dir / f"step_{step}" for step in state.notes.get("kept", ())}

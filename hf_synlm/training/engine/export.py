@@ -19,8 +19,7 @@ from hf_synlm.hub.loading import load_tokenizer
 from hf_synlm.hub.upload import push_to_hub
 from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.checkpoints import WEIGHTS_FILE, clear_errors, load_weights
-from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE
-from hf_synlm.training.engine.run import Run, tokenizer_hash
+from hf_synlm.training.engine.run import Run
 
 
 def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path) -> None:
@@ -40,8 +39,8 @@ def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
 
 def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The language model of a checkpoint `step_N`, with the weights of that step, and its tokenizer."""
-    settings = read_json(folder / STATE_FILE)["settings"]
-    values, remedy = settings["config"], f"Let its run end, by its command with --resume-from-checkpoint {folder}."
+    values = read_json(folder / STATE_FILE)["settings"]["config"]
+    remedy = f"Let its run end, by its command with --resume-from-checkpoint {folder}."
     if not (folder / WEIGHTS_FILE).is_file():
         raise ValueError(f"{folder} has no {WEIGHTS_FILE}, but parts of its weights. {remedy}")
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[values["model_type"]].from_dict(values))
@@ -49,23 +48,7 @@ def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     others = [name for name in others if not name.startswith("inference_network.")]  # URNNG's, of training alone
     if missing or others:
         raise ValueError(f"{folder} does not hold the weights of a whole language model. {remedy}")
-    return model, _tokenizer_of(folder.resolve().parent, settings["tokenizer"])
-
-
-def _tokenizer_of(output_dir: Path, fingerprint: str) -> PreTrainedTokenizerBase:
-    """The tokenizer with this hash, of the places where a run has it."""
-    given = read_json(output_dir / ARGUMENTS_FILE, "A checkpoint must lie in the output folder of its run.")
-    made = (
-        output_dir / "tokenizer",
-        output_dir / "text" / "tokenizer",
-        Path(given.get("prepared") or "") / "tokenizer",
-    )
-    named = (given.get(name) for name in ("tokenizer_name", "model_name_or_path", "backbone", "config_name"))
-    for place in (*(str(folder) for folder in made if folder.is_dir()), *filter(None, named)):
-        tokenizer = load_tokenizer(place)
-        if tokenizer_hash(tokenizer) == fingerprint:
-            return tokenizer
-    raise ValueError(f"the tokenizer of the run in {output_dir} is not found: its files have moved or changed")
+    return model, load_tokenizer(str(folder))
 
 
 def hub_facts(base_model: str | None, dataset: str | None = None) -> dict[str, Any]:

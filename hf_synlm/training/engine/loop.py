@@ -224,7 +224,8 @@ class TrainingLoop:
     def _save(self) -> None:
         run, self.saved_step = self.run, self.run.state.step
         best_weights = None if self.best is None else self.best.weights(run)
-        save_checkpoint(run.accelerator, run.output_dir, run.state, run.arguments.checkpoints_total_limit, best_weights)
+        keep, tokenizer = run.arguments.checkpoints_total_limit, self.recipe.tokenizer
+        save_checkpoint(run.accelerator, run.output_dir, run.state, tokenizer, keep, best_weights)
 
     def _leave(self, signals: StopSignals) -> None:
         """Save, and end the process without error."""

@@ -26,7 +26,7 @@ from hf_synlm.data import shards
 from hf_synlm.data import sources as sources_of_text
 from hf_synlm.data.arguments import ArgumentParser, config_flags, read_config_file
 from hf_synlm.data.encoding import block_sentences, tokenizer_sha256
-from hf_synlm.data.files import folder_writer, remove_folder, write_json
+from hf_synlm.data.files import folder_writer, write_json
 from hf_synlm.data.shards import (
     MADE_FROM_FILE,
     PreparedCorpus,
@@ -35,7 +35,7 @@ from hf_synlm.data.shards import (
     read_record,
     write_corpus,
 )
-from hf_synlm.data.sources import Block, TextSource, TreebankFiles, read_blocks
+from hf_synlm.data.sources import TreebankFiles, read_blocks
 from hf_synlm.data.text import PathLike, errors_at
 from hf_synlm.data.tokenizers import load_tokenizer, save_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
@@ -191,29 +191,14 @@ def _check_documents(arguments: CorpusArguments) -> None:
 def _prepare_split(arguments: CorpusArguments, split: str, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the shards of a split."""
     sources, limits = arguments.sources(split)
-    made_from = _made_from(arguments, split, tokenizer)
     write_corpus(
         folder,
-        _unchanged(read_blocks(sources, **limits), sources, made_from["sources"], folder),
+        read_blocks(sources, **limits),
         tokenizer,
         arguments.text_options,
-        made_from,
+        _made_from(arguments, split, tokenizer),
         arguments.preprocessing_num_workers,
     )
-
-
-def _unchanged(
-    blocks: Iterator[Block], sources: Sequence[TextSource], described: list[dict[str, Any]], folder: Path
-) -> Iterator[Block]:
-    """Yield all blocks; then, if the sources have changed meanwhile, delete the shards and raise ValueError."""
-    yield from blocks
-    changed = differences({"sources": described}, {"sources": [source.describe() for source in sources]})
-    if changed:
-        for shard in sorted(folder.glob("shard_*")):
-            remove_folder(shard)
-        raise ValueError(
-            f"The text of {folder} changed while it was prepared: {'; '.join(changed)}. Run the same command again."
-        )
 
 
 # ---------------------------------------------------------------------------------------------- command line
@@ -232,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]
         prepared = prepare(arguments, arguments.output_dir, verify=arguments.verify)
     except (ValueError, OSError, RuntimeError) as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, f"Error: {error}\n")
     sys.stdout.write(prepared.describe() + "\n")
     return 0
 

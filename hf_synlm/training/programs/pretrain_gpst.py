@@ -24,7 +24,6 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.files import flag_of
-from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, load_treebank, score_baselines
@@ -79,18 +78,6 @@ def collate_plain(rows: Sequence[Any], pad_token_id: int, begin_token_id: int) -
     """Collate contexts without the inputs that only GPST reads, each after the begin token: three tensors [B, T]."""
     batch = collate_contexts([{"input_ids": [begin_token_id, *row["input_ids"]]} for row in rows], pad_token_id)
     return {name: batch[name] for name in ("input_ids", "attention_mask", "labels")}
-
-
-# ---------------------------------------------------------------------------------------------- data
-def load_contexts(data: DataArguments, corpus: PreparedCorpus, end_of_document_id: int | None) -> ContextDataset:
-    """Contexts of a prepared corpus; `end_of_document_id` follows every document as a separate sentence."""
-    return ContextDataset(
-        corpus,
-        data.context_length,
-        max_sentence_tokens=data.max_sentence_tokens,
-        end_of_document_id=end_of_document_id,
-        with_word_ends=data.keep_words_together,
-    )
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
@@ -199,8 +186,10 @@ class GPSTRecipe(GPSTTraining):
         self.text_style = "no-punctuation" if self.text.train.made_from["text"]["drop_punctuation"] else None
         self.tokenizer = tokenizer = self.text.tokenizer
         end_id = tokenizer.eos_token_id if self.model_arguments.document_end_token else None
+        cut: Any = {"max_sentence_tokens": data.max_sentence_tokens, "with_word_ends": data.keep_words_together}
         self.examples, self.held_out = (
-            load_contexts(data, corpus, end_id) for corpus in (self.text.train, self.text.validation)
+            ContextDataset(corpus, data.context_length, end_of_document_id=end_id, **cut)
+            for corpus in (self.text.train, self.text.validation)
         )
         self.collate = partial(collate_contexts, pad_token_id=tokenizer.pad_token_id)
         if self.model_arguments.row.is_baseline:

@@ -29,7 +29,6 @@ from hf_synlm.data.text import plural
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.models.rnng.configuration_rnng import RNNGConfig
 from hf_synlm.models.rnng.plan import make_plan
-from hf_synlm.training.arguments.sentences import Sentences
 from hf_synlm.training.arguments.treebank import TreeDataArguments
 from hf_synlm.training.engine.recipe import Splits
 from hf_synlm.trees.codecs import LabeledCodec, TreeCodec, pad_inputs, pad_rows
@@ -95,12 +94,6 @@ def collect_labels(*treebanks: Dataset, system: str = "top_down") -> list[str]:
 def _column(table: Dataset, name: str) -> Any:
     """A column as an arrow array, without reading the others."""
     return table.select_columns(name).with_format("arrow")[:][name]
-
-
-# ---------------------------------------------------------------------------------------------- tokenizer
-def tree_words(trees: Dataset) -> Sentences:
-    """Words of every sentence of `load_trees`."""
-    return (row["words"] for row in trees.select_columns("words"))
 
 
 # ---------------------------------------------------------------------------------------------- encoded trees

@@ -3,7 +3,6 @@
 
 from abc import abstractmethod
 from collections import Counter
-from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from hf_synlm.training.tasks.tree_batches import (
     collect_labels,
     encode_treebanks,
     load_trees,
-    tree_words,
 )
 from hf_synlm.training.tasks.tree_evaluation import score_parses, spread
 from hf_synlm.training.tasks.word_tokenizers import load_or_make_tokenizer
@@ -79,8 +77,10 @@ class TreebankRecipe(Recipe):
         data, accelerator, output_dir = self.data, self.accelerator, Path(self.arguments.output_dir)
         trees = [load_trees(accelerator, files, data.reading) for files in data.splits]
         name = data.tokenizer_name or self.model_arguments.model_name_or_path or self.backbone
-        words = partial(tree_words, trees[0])
-        tokenizer = load_or_make_tokenizer(accelerator, data, name, output_dir, words, *self.special_tokens)
+        words = trees[0].select_columns("words")
+        tokenizer = load_or_make_tokenizer(
+            accelerator, data, name, output_dir, lambda: (row["words"] for row in words), *self.special_tokens
+        )
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token  # GPT-2 and Llama have none
         self.tokenizer, labels = tokenizer, collect_labels(*trees, system=self.label_system)
