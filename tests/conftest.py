@@ -10,14 +10,8 @@ from pathlib import Path
 from typing import Any
 
 # Before anything imports huggingface_hub or transformers: both read these once, at import.
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    TRANSFORMERS_OFFLINE="1",
-    HF_DATASETS_OFFLINE="1",
-    HF_HUB_DISABLE_TELEMETRY="1",
-    HF_HUB_DISABLE_PROGRESS_BARS="1",
-    TOKENIZERS_PARALLELISM="false",
-)
+os.environ.update(dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"), "1"))
+os.environ.update(HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_PROGRESS_BARS="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # These libraries read the environment when they are imported, so it has to be set before.
@@ -174,6 +168,14 @@ def warm_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.helpers import warm_python
 
     monkeypatch.setattr(verify, "subprocess", SimpleNamespace(**{**vars(subprocess), "run": warm_python.run}))
+
+
+@pytest.fixture
+def program(tmp_path_factory: pytest.TempPathFactory, capsys: Any) -> Callable[..., dict[str, Any]]:
+    """Runs a training program in this process with its flags; what it printed and its results."""
+    from tests.helpers.training_runs import run_here
+
+    return lambda name, flags: run_here(name, flags, str(tmp_path_factory.getbasetemp() / "datasets"), capsys)
 
 
 @pytest.fixture

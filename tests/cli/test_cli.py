@@ -39,7 +39,7 @@ from tests.evaluation.test_blimp import write_blimp
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.helpers import warm_python
 from tests.helpers.commands import fail, run
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.helpers.scoring_models import SENTENCES, scorer_of
 
 ROOT = Path(__file__).parents[2]
@@ -215,7 +215,7 @@ def test_word_correction_is_recorded_only_where_it_applies(models, texts, capsys
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "model", "said", "column"),
+    ("name", "content", "model", "said", "values"),
     [
         # Items with several texts, a text that is longer than the model's positions, and unknown words.
         (
@@ -223,36 +223,25 @@ def test_word_correction_is_recorded_only_where_it_applies(models, texts, capsys
             "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n",
             "gpt2",
             "several texts: 1.*--word-column",
-            ("item", "112"),
+            "item 112",
         ),
         # A row for each region; conditions of pairs are no regions.
-        (
-            "a.csv",
-            "sentence,item,region\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n",
-            "gpt2",
-            "--word-column",
-            ("item", "112"),
-        ),
-        (
-            "a.csv",
-            "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n",
-            "gpt2",
-            "several texts: 1",
-            ("item", "112"),
-        ),
-        ("a.txt", "We ask\n" + "peace and hope " * 60, "gpt2", "1 of 2 texts .* 127 positions", ("word_id", "12")),
-        ("a.txt", "of xyzzy plugh\n", "rnng", "2 of 3 words .67%. are unknown.*--tokenize ptb", ("oov", "011")),
+        ("a.csv", "sentence,item,region\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "--word-column", "item 112"),
+        ("a.csv", "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "several texts: 1", "item 112"),
+        ("a.txt", "We ask\n" + "peace and hope " * 60, "gpt2", "1 of 2 texts .* 127 positions", "word_id 12"),
+        ("a.txt", "of xyzzy plugh\n", "rnng", "2 of 3 words .67%. are unknown.*--tokenize ptb", "oov 011"),
     ],
 )
-def test_surprisal_tells_what_to_mind(models, tmp_path, capsys, name, content, model, said, column):
+def test_surprisal_tells_what_to_mind(models, tmp_path, capsys, name, content, model, said, values):
+    column, begin = values.split()
     (tmp_path / name).write_text(content)
     out = ("--out", tmp_path / "a.tsv", "--model", models[model], "--device", "cpu")
     assert main(list(map(str, ("surprisal", tmp_path / name, *out)))) == 0
     remarks = " ".join(capsys.readouterr().err.split())
     assert re.search(said, remarks) and ("rows of an item" in remarks) == ("--word-column" in said)
     rows = read_tsv(tmp_path / "a.tsv")
-    assert len(rows) == {"item": 6, "word_id": 182, "oov": 3}[column[0]]
-    assert "".join(row[column[0]] for row in rows[:: 2 if column[0] == "item" else 1]).startswith(column[1])
+    assert len(rows) == {"item": 6, "word_id": 182, "oov": 3}[column]
+    assert "".join(row[column] for row in rows[:: 2 if column == "item" else 1]).startswith(begin)
 
 
 def test_surprisal_of_several_files_and_folders(models, tmp_path, capsys):
@@ -264,7 +253,8 @@ def test_surprisal_of_several_files_and_folders(models, tmp_path, capsys):
     (folder / "a.txt").write_text("We ask\n\nfor peace\n", encoding="utf-8")
     (folder / "notes.md").write_text("not a text", encoding="utf-8")
     (tmp_path / "more.txt").write_text("peace\n", encoding="utf-8")
-    command = ["surprisal", str(folder), str(tmp_path / "more.txt"), "--model", models["rnng"]]
+    rnng = ("--model", models["rnng"])
+    command = ["surprisal", str(folder), str(tmp_path / "more.txt"), *rnng]
     assert main(command) == 0
     printed = capsys.readouterr().out
     rows = list(csv.DictReader(io.StringIO(printed), delimiter="\t"))
@@ -291,13 +281,10 @@ def test_surprisal_of_several_files_and_folders(models, tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
     for words, message in (
-        (
-            (*command[:2], "--model", models["rnng"], "--out", folder / "new.tsv"),
-            "lies in a folder whose files are read",
-        ),
+        ((*command[:2], *rnng, "--out", folder / "new.tsv"), "lies in a folder whose files are read"),
         ((*command, "--lmzoo"), "--lmzoo has no column for the file"),
-        ((*command[:2], folder / "a.txt", "--model", models["rnng"]), "a.txt is named twice"),
-        (("surprisal", empty, "--model", models["rnng"]), "holds no file in .txt, .tsv, .csv, .jsonl"),
+        ((*command[:2], folder / "a.txt", *rnng), "a.txt is named twice"),
+        (("surprisal", empty, *rnng), "holds no file in .txt, .tsv, .csv, .jsonl"),
         ((*command, "--context", "document"), "choose the context 'sentence'"),
     ):
         assert message in fail(capsys, *words)
@@ -357,12 +344,7 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
             "a row holds one word or region of a text, name the column of the words: synlm surprisal ",
         ),
         ("b.tsv", "word\titem\nWe\t1\nask\t\n", ["--word-column", "word"], "row 2 has an empty 'item'"),
-        (
-            "b.tsv",
-            WORDS.replace("part", "subject"),
-            ["--word-column", "word"],
-            "the rows of 2 readers (subject)",
-        ),
+        ("b.tsv", WORDS.replace("part", "subject"), ["--word-column", "word"], "the rows of 2 readers (subject)"),
         ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "Double the quotation marks inside a quoted field"),
         (
             "c.tok",
@@ -388,10 +370,7 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
         ("Well,ask\nWe ask\n", ""),
         ("(S (NP (PRP We)) (VP (VBP ask)))\n(We ask)\n", "1 of 2 texts has brackets as of a tree"),
         ("\u3053\u308c\u306f\u672c\u3067\u3059\u305d\u308c\u3082\u3002\n" * 6, "have 9 characters on average: spaces"),
-        (
-            "We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n",
-            "",
-        ),
+        ("We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n", ""),
     ):
         (tmp_path / "c.txt").write_text(content, encoding="utf-8")
         for command in (["surprisal"], ["evaluate", "perplexity"]):
@@ -409,12 +388,8 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
 
 def test_a_row_that_repeats_the_one_before_is_told(models, tmp_path, capsys, caplog):
     (tmp_path / "a.tsv").write_text("item\tregion\ttext\n1\tnp\tWe\n1\tvp\task\n1\tvp\task\n")
-    assert (
-        len(
-            run(capsys, "surprisal", tmp_path / "a.tsv", "--word-column", "text", "--model", models["gpst"]).split("\n")
-        )
-        == 5
-    )
+    printed = run(capsys, "surprisal", tmp_path / "a.tsv", "--word-column", "text", "--model", models["gpst"])
+    assert len(printed.split("\n")) == 5
     assert "row 3 repeats the row before (1 such)" in caplog.text
 
 
@@ -515,8 +490,7 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
     drawing = ("evaluate", "plot", tmp_path / "words.tsv", "--x", "place", "--score", "b", "--out", tmp_path / "b.svg")
     assert "row 2: 'inf' in 'b' is not a number" in fail(capsys, *drawing)
     assert math.isnan(_drawable(Path("a"), 1, "b", "")) and _drawable(Path("a"), 1, "b", "1e3") == 1000
-    with pytest.raises(ValueError, match="'1_000' in 'b' is not a number"):
-        _drawable(Path("a"), 1, "b", "1_000")
+    refused("'1_000' in 'b' is not a number", _drawable, Path("a"), 1, "b", "1_000")
     (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\tc\n1\t1\t1\t1E-05\t\n1\t1\t2\t\t\n")
     assert "the column 'c' holds no number" in fail(capsys, *drawing[:-3], "c", *drawing[-2:])
     _, lines = lines_of(monkeypatch, capsys, tmp_path / "words.tsv", "item", "place", "--score", "b")
@@ -1049,8 +1023,7 @@ def test_a_lack_of_memory_is_one_line_and_other_mistakes_keep_their_traceback(mo
         measure.side_effect = error
         assert "out of memory: lower the batch size" in fail(capsys, *command)
     measure.side_effect = RuntimeError("shapes")
-    with pytest.raises(RuntimeError, match="shapes"):
-        main(command)
+    raised(RuntimeError, "shapes", main, command)
 
 
 def all_commands(command, words=()):

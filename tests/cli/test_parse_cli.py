@@ -93,15 +93,10 @@ def test_alternatives_of_the_beam(saved_models, files, capsys, monkeypatch):
 
 def test_trees_that_differ_inside_words_are_one_tree():
     """Four tokens, the first two of them one word; by hand."""
-    output = SimpleNamespace(
-        spans=[[[(0, 2), (0, 3), (0, 4)], [(0, 2), (2, 4), (0, 4)], [(1, 2), (0, 3), (0, 4)]]],
-        labels=None,
-        log_probs=torch.tensor([0.3, 0.2, 0.1]).log()[None],
-        token_log_probs=torch.tensor([[0.5, 0.5, 0.25, 0.25]]).log(),
-        offsets=[0],
-        lengths=[4],
-        word_ends=[[2, 3, 4]],
-    )
+    spans = [[(0, 2), (0, 3), (0, 4)], [(0, 2), (2, 4), (0, 4)], [(1, 2), (0, 3), (0, 4)]]
+    log_probs = {"log_probs": torch.tensor([0.3, 0.2, 0.1]).log()[None]}
+    log_probs["token_log_probs"] = torch.tensor([[0.5, 0.5, 0.25, 0.25]]).log()
+    output = SimpleNamespace(spans=[spans], labels=None, offsets=[0], lengths=[4], word_ends=[[2, 3, 4]], **log_probs)
     sentence = ParsedSentence.from_output(output, ["a", "b", "c"])
     assert [tree.spans for tree in sentence.hypotheses] == [((0, 2), (0, 3)), ((1, 3), (0, 3))]
     assert [math.exp(tree.log_prob) for tree in sentence.hypotheses] == pytest.approx([0.4, 0.2])

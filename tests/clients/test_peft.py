@@ -21,23 +21,17 @@ from tests.helpers.refusals import refused
 # What docs/what-works.md recommends: names of layers, and of parameters of recurrent layers that are no `nn.Linear`.
 TARGETS: dict[str, dict[str, Any]] = {
     "gpst": {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
-    "rnng": {
-        "target_modules": ["output", "action_head"],
-        "target_parameters": ["cells.0.weight_ih", "cells.0.weight_hh", "cells.1.weight_ih", "cells.1.weight_hh"],
-    },
+    "rnng": {"target_modules": ["output", "action_head"]},
     "on_lstm": {"target_modules": ["ih", "hh"]},
     # Statistics of batch normalization are no weights: what trains them has to be saved as a whole.
     "prpn": {"target_modules": ["key", "input", "recurrent"], "modules_to_save": ["norm", "output_norm"]},
-    "palm": {
-        "target_modules": ["projection", "residual_gate"],
-        "target_parameters": [f"layers.{n}.weight_{kind}_l0" for n in range(3) for kind in ("ih", "hh")],
-    },
+    "palm": {"target_modules": ["projection", "residual_gate"]},
     "pcfg": {"target_modules": ["rule_head", "first", "second"]},
-    "lstm": {
-        "target_modules": ["projection.1"],
-        "target_parameters": ["lstm.weight_ih_l0", "lstm.weight_hh_l0", "lstm.weight_ih_l1", "lstm.weight_hh_l1"],
-    },
+    "lstm": {"target_modules": ["projection.1"]},
 }
+for name, weight, layers in (("rnng", "cells.{}.weight_{}", 2), ("palm", "layers.{}.weight_{}_l0", 3),
+                             ("lstm", "lstm.weight_{1}_l{0}", 2)):  # fmt: skip
+    TARGETS[name]["target_parameters"] = [weight.format(n, kind) for n in range(layers) for kind in ("ih", "hh")]
 NEWER = ("tree_lm", "tree_lm, binary", "tree_lm, gpt2", "urnng", "pushdown", "ordered_memory")
 GRAMMARS = tuple(name for name in PCFGS if name != "pcfg")
 MORE = ("rnng, attention", "on_lstm, split head", "on_lstm, hidden", "prpn, syd", "awd_lstm")
@@ -270,5 +264,4 @@ def test_layers_that_no_adapter_reaches() -> None:
     with pytest.raises(ValueError, match="word_lstm has an adapter, but LSTM reads the weights"):
         adapted(model_of("prpn, syd"), target_parameters=["word_lstm.weight_hh_l0"])(**labeled("prpn, syd"))
     for name, target in (("rnng", "cells.0"), ("palm", "layers.0"), ("lstm", "lstm")):
-        with pytest.raises(ValueError, match="not supported"):  # by PEFT: these are parameters, not layers
-            adapted(model_of(name), target_modules=[target])
+        refused("not supported", adapted, model_of(name), target_modules=[target])

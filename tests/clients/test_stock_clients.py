@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments, pipe
 
 from tests.clients.test_peft import TARGETS
 from tests.helpers.architectures import ARCHITECTURES, batch, build, labeled, without_dropout
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.helpers.scoring_models import model_and_tokenizer
 
 searching = pytest.mark.parametrize("name", ["gpst", "rnng"])
@@ -103,8 +103,7 @@ def test_trainer_adds_noise_to_embeddings(name: str, tmp_path: Any) -> None:
 
 def test_a_grammar_has_no_embeddings_for_noise(tmp_path: Any) -> None:
     """Of words; those of symbols are no input."""
-    with pytest.raises(AttributeError, match="neftune_noise_alpha"):
-        trainer_of("pcfg", tmp_path, neftune_noise_alpha=5.0).train()
+    raised(AttributeError, "neftune_noise_alpha", trainer_of("pcfg", tmp_path, neftune_noise_alpha=5.0).train)
 
 
 @searching
@@ -113,8 +112,7 @@ def test_label_smoothing_is_an_error(name: str, tmp_path: Any) -> None:
     trainer = trainer_of(name, tmp_path, label_smoothing_factor=0.1, remove_unused_columns=False)
     for row in trainer.train_dataset:
         row["labels"] = row["input_ids"]
-    with pytest.raises(ValueError if name == "gpst" else KeyError, match="label_smoothing_factor"):
-        trainer.train()
+    raised(ValueError if name == "gpst" else KeyError, "label_smoothing_factor", trainer.train)
 
 
 def test_label_smoothing_of_words_that_cannot_come_is_an_error(tmp_path: Any) -> None:
@@ -157,10 +155,8 @@ def test_arguments_of_stock_models(name: str) -> None:
     places = torch.arange(inputs["input_ids"].shape[1])[None]
     packed = {"position_ids": places, "cu_seq_lens_q": places, "cu_seq_lens_k": places}
     for call, given in ((model, inputs), (model.model, bare)):
-        with pytest.raises(TypeError, match="position_ids.*give each text a row .packing=False."):
-            call(**given, **packed)
-    with pytest.raises(TypeError, match="num_items_in_batch: .*loss_shares"):
-        model(**inputs, num_items_in_batch=3)
+        raised(TypeError, "position_ids.*give each text a row .packing=False.", call, **given, **packed)
+    raised(TypeError, "num_items_in_batch: .*loss_shares", model, **inputs, num_items_in_batch=3)
 
 
 def test_number_of_layers_of_gpst(tmp_path: Any) -> None:

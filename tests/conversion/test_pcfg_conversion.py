@@ -224,9 +224,7 @@ class Sneaks(nn.Module):
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("place", ["model", "args", "word2idx", "other"])
-def test_code_in_a_pickle_never_runs(
-    place: str, legacy: bool, authors_code: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_in_a_pickle_never_runs(place: str, legacy: bool, authors_code: None, tmp_path: Path, capsys) -> None:
     state, _, _ = read_case("pcfg/02_compound")
     made, weights = tmp_path / "made", tmp_path / "bad.pt"
     save(weights, **{"model": CompPCFG(state), "legacy": legacy, place: Writes(made)})

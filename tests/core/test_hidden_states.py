@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.helpers.architectures import batch, build
 from tests.helpers.recurrent_models import ids_of
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 
 RECURRENT = ("on_lstm", "prpn", "prpn, syd", "palm", "awd_lstm", "lstm")
 RNNGS = ("rnng", "rnng, attention")
@@ -151,8 +151,7 @@ def test_gpst_attention_implementations_agree_in_the_search():
 # ----------------------------------------------------------------------------------------------------------- refusals
 @every_architecture
 def test_unknown_arguments_are_errors(name):
-    with pytest.raises(TypeError, match="output_router_logits"):
-        build(name)(**batch(name), output_router_logits=True)
+    raised(TypeError, "output_router_logits", build(name), **batch(name), output_router_logits=True)
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "gpst"])

@@ -14,17 +14,13 @@ from tests.helpers.refusals import refused
 PIECES = (slice(0, 1), slice(1, 4), slice(4, 7))
 # Name -> model of `build`, fields of its configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpst": ("gpst", {}),
+    **{name: (name, {}) for name in ("gpst", "pushdown", "pcfg", "lstm", "palm")},
     "gpst-paper-height": ("gpst", {"height_loss": "paper", "height_threshold": 2, "token_loss_weight": 0.3}),
     "gpst-classifier": ("gpst", {"kind": "ForSequenceClassification", "objective_weight": 0.5}),
     **{f"rnng-{kind}": ("rnng", {"loss_normalization": kind}) for kind in ("batch", "token", "action", "sum")},
-    "pushdown": ("pushdown", {}),
-    "pcfg": ("pcfg", {}),
     "pcfg-compound": ("pcfg, compound", {}),
-    "lstm": ("lstm", {}),
     "on_lstm": ("on_lstm, split head", {"language_model_weight": 0.7}),
     "on_lstm-sum": ("on_lstm, split head", {"syntactic_distance_reduction": "sum"}),
-    "palm": ("palm", {}),
     # Their gradients in pieces are not compared here.
     "prpn": ("prpn, syd", {}),
     "rnng-attention": ("rnng, attention", {}),

@@ -14,11 +14,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_synlm.cli import main
-from hf_synlm.data.collate import (
-    collate_contexts,
-    word_ends_from_offsets,
-    word_ends_from_word_ids,
-)
+from hf_synlm.data.collate import collate_contexts, word_ends_from_offsets, word_ends_from_word_ids
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.samples import sample_path

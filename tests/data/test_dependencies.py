@@ -164,11 +164,8 @@ def test_what_files_hold_beside_universal_dependencies(tmp_path: Path, capsys):
     assert read_conllu(path, counts=counts)[0].words == ("_c",) and counts["words with white space"] == 1
     path.write_text(conllu("a X _ dep") * 3, encoding="utf-8")
     refused("no word has a HEAD. Parse the text first", read_conllu, path)
-    for row, message in (
-        ("a X 0 ~", "DEPREL is empty"),
-        ("a ~ 0 root", "UPOS is empty"),
-        ("a X~X 0 root", "white space"),
-    ):
+    wrong = {"a X 0 ~": "DEPREL is empty", "a ~ 0 root": "UPOS is empty", "a X~X 0 root": "white space"}
+    for row, message in wrong.items():
         path.write_text(conllu(row).replace("X~X", "X X").replace("~", ""), encoding="utf-8")
         refused(message, read_conllu, path)
 

@@ -14,22 +14,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from hf_synlm import GPSTConfig, SpanParserConfig
+from hf_synlm.data import tokenizers
 from hf_synlm.data.collate import encode_words
-from hf_synlm.data.tokenizers import (
-    GPST_EXTRA_TOKENS,
-    add_classification_template,
-    load_tokenizer,
-    special_token_ids,
-    train_bpe_tokenizer,
-    train_wordpiece_tokenizer,
-)
-from hf_synlm.data.vocabulary import (
-    WORD_END,
-    subword_tokenizer,
-    unknown_class,
-    word_final_ids,
-    word_tokenizer,
-)
+from hf_synlm.data.vocabulary import WORD_END, subword_tokenizer, unknown_class, word_final_ids, word_tokenizer
 from hf_synlm.evaluation.text.words import encode_sentences
 from tests.helpers import warm_python
 from tests.helpers.refusals import refused
@@ -263,7 +250,7 @@ def test_wrong_subword_vocabularies_are_named(sample):
     refused(rf"must be at least 263 {least}, and 256 bytes\)", subword_tokenizer, 2 * [["ab"]], **bytes_too)
     refused("there are no words", subword_tokenizer, [], 600)
     refused("the word 'a b'", subword_tokenizer, [["a b"]], 600)
-    refused(r"no piece '▁' \(U\+2581\)", word_final_ids, train_bpe_tokenizer(["the cat"], 300))
+    refused(r"no piece '▁' \(U\+2581\)", word_final_ids, tokenizers.train_bpe_tokenizer(["the cat"], 300))
 
 
 # Tokenizers of running text
@@ -279,12 +266,12 @@ cats don't sit; dogs do!""".splitlines()
 
 @pytest.fixture(scope="module")
 def bpe():
-    return train_bpe_tokenizer(TEXTS, 300)
+    return tokenizers.train_bpe_tokenizer(TEXTS, 300)
 
 
 @pytest.fixture(scope="module")
 def wordpiece():
-    return train_wordpiece_tokenizer(TEXTS, 60)
+    return tokenizers.train_wordpiece_tokenizer(TEXTS, 60)
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +294,7 @@ def stock_gpt2(tmp_path_factory):
 def test_bpe_special_tokens(bpe):
     assert isinstance(bpe, GPT2Tokenizer)
     assert len(bpe) <= 300
-    assert special_token_ids(bpe) == {
+    assert tokenizers.special_token_ids(bpe) == {
         "vocab_size": len(bpe), "bos_token_id": 0, "eos_token_id": 0, "reduce_token_id": 1, "pad_token_id": 2,
         "cls_token_id": 3, "sep_token_id": 4,
     }  # fmt: skip
@@ -328,14 +315,14 @@ def test_bpe_loses_nothing_and_finds_every_word(bpe, words):
 
 
 def test_bpe_training_repeats_and_rejects_bad_sizes(bpe):
-    assert train_bpe_tokenizer(iter(TEXTS), 300).get_vocab() == bpe.get_vocab()
-    refused("vocab_size is 260: byte-level BPE needs at least 261", train_bpe_tokenizer, TEXTS, 260)
-    refused("no text", train_bpe_tokenizer, ["", " "], 300)
+    assert tokenizers.train_bpe_tokenizer(iter(TEXTS), 300).get_vocab() == bpe.get_vocab()
+    refused("vocab_size is 260: byte-level BPE needs at least 261", tokenizers.train_bpe_tokenizer, TEXTS, 260)
+    refused("no text", tokenizers.train_bpe_tokenizer, ["", " "], 300)
 
 
 def test_wordpiece(wordpiece):
     assert wordpiece.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
-    assert special_token_ids(wordpiece) == {
+    assert tokenizers.special_token_ids(wordpiece) == {
         "vocab_size": len(wordpiece), "bos_token_id": 5, "eos_token_id": 5, "reduce_token_id": 6, "pad_token_id": 0,
         "cls_token_id": 2, "sep_token_id": 3,
     }  # fmt: skip
@@ -348,9 +335,9 @@ def test_wordpiece(wordpiece):
     assert sum(word_ends) == 3
     assert ids[-1] == wordpiece.unk_token_id
     assert any(token.startswith("##") for token in wordpiece.get_vocab())
-    assert train_wordpiece_tokenizer(TEXTS, 60).get_vocab() == wordpiece.get_vocab()
+    assert tokenizers.train_wordpiece_tokenizer(TEXTS, 60).get_vocab() == wordpiece.get_vocab()
     assert len(wordpiece) <= 60
-    refused("vocab_size is 7", train_wordpiece_tokenizer, TEXTS, 7)
+    refused("vocab_size is 7", tokenizers.train_wordpiece_tokenizer, TEXTS, 7)
     refused(r"word 1 is 'b c'", encode_words, wordpiece, ["a", "b c"])
 
 
@@ -370,37 +357,37 @@ def test_offsets_of_pieces_tile_the_words(wordpiece, subwords, bpe, parts):
 
 
 def test_stock_gpt2_gets_the_vocabulary_of_gpst(stock_gpt2):
-    tokenizer = load_tokenizer(stock_gpt2)
+    tokenizer = tokenizers.load_tokenizer(stock_gpt2)
     assert len(tokenizer) == 50_264
-    assert tokenizer.convert_tokens_to_ids(list(GPST_EXTRA_TOKENS)) == list(range(50_257, 50_264))
-    assert special_token_ids(tokenizer) == {
+    assert tokenizer.convert_tokens_to_ids(list(tokenizers.GPST_EXTRA_TOKENS)) == list(range(50_257, 50_264))
+    assert tokenizers.special_token_ids(tokenizer) == {
         "vocab_size": 50_264, "bos_token_id": 50_256, "eos_token_id": 50_256, "reduce_token_id": 50_257,
         "pad_token_id": 50_258, "cls_token_id": 50_259, "sep_token_id": 50_263,
     }  # fmt: skip
-    assert set(GPST_EXTRA_TOKENS) < set(tokenizer.all_special_tokens)
+    assert set(tokenizers.GPST_EXTRA_TOKENS) < set(tokenizer.all_special_tokens)
 
 
 def test_incomplete_tokenizers_are_completed_once(tmp_path):
     alphabet = "abcĠ"
     plain = GPT2Tokenizer(vocab={c: i for i, c in enumerate([*alphabet, "<|endoftext|>"])}, merges=[])
-    refused("no pad_token_id, cls_token_id, sep_token_id, reduce_token_id", special_token_ids, plain)
+    refused("no pad_token_id, cls_token_id, sep_token_id, reduce_token_id", tokenizers.special_token_ids, plain)
     plain.save_pretrained(tmp_path / "plain")
-    completed = load_tokenizer(tmp_path / "plain")
+    completed = tokenizers.load_tokenizer(tmp_path / "plain")
     expected = ["<|REDUCE|>", "<|pad|>", "<|CLS|>", "<|SEP|>"]
     assert completed.convert_tokens_to_ids(expected) == [5, 6, 7, 8]
     completed.save_pretrained(tmp_path / "completed")
-    again = load_tokenizer(tmp_path / "completed")
+    again = tokenizers.load_tokenizer(tmp_path / "completed")
     assert again.get_vocab() == completed.get_vocab()
-    assert special_token_ids(again) == special_token_ids(completed)
+    assert tokenizers.special_token_ids(again) == tokenizers.special_token_ids(completed)
     assert set(again.all_special_tokens) == set(completed.all_special_tokens)
 
 
-@pytest.mark.parametrize("make", [train_bpe_tokenizer, train_wordpiece_tokenizer])
+@pytest.mark.parametrize("make", [tokenizers.train_bpe_tokenizer, tokenizers.train_wordpiece_tokenizer])
 def test_classifiers_read_texts_and_pairs_in_one_layout(make, tmp_path):
     tokenizer = make(TEXTS, 300)
     (a, b), cls, sep = tokenizer(["the cat sat", "a dog"])["input_ids"], tokenizer.cls_token_id, tokenizer.sep_token_id
-    add_classification_template(tokenizer)
-    add_classification_template(tokenizer)  # nothing is appended twice
+    tokenizers.add_classification_template(tokenizer)
+    tokenizers.add_classification_template(tokenizer)  # nothing is appended twice
     tokenizer.save_pretrained(tmp_path)
     for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
         assert each(["the cat sat"])["input_ids"] == [[*a, cls]]
@@ -432,7 +419,7 @@ assert "hf_synlm" not in sys.modules
 
 
 def test_saved_tokenizers_load_with_transformers_alone(sample, bpe, wordpiece, stock_gpt2, tmp_path):
-    made = {"bpe": bpe, "wordpiece": wordpiece, "gpst": load_tokenizer(stock_gpt2)}
+    made = {"bpe": bpe, "wordpiece": wordpiece, "gpst": tokenizers.load_tokenizer(stock_gpt2)}
     made |= {rule: word_tokenizer(sample, unknown=rule, min_count=3) for rule in ("single", *RULES)}
     made |= {f"subword_{model}": subword_tokenizer(sample, 600, model=model) for model in ("bpe", "unigram")}
     for name, tokenizer in made.items():
@@ -461,7 +448,7 @@ def test_saved_tokenizers_load_with_transformers_alone(sample, bpe, wordpiece, s
     ],
 )
 def test_wordpiece_gives_the_text_back_at_once_and_bit_by_bit(text: str, is_exact: bool):
-    tokenizer = train_wordpiece_tokenizer([text], 200)
+    tokenizer = tokenizers.train_wordpiece_tokenizer([text], 200)
     ids = tokenizer(text)["input_ids"]
     decoded, written = tokenizer.decode(ids), ""
     assert not is_exact or decoded == f" {text}"
@@ -481,7 +468,9 @@ def test_configurations_take_the_special_tokens_of_a_tokenizer(name: str):
     found = config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id
     assert found == (len(tokenizer), begin, boundary, tokenizer.pad_token_id)
     if name == "gpst":
-        assert {key: getattr(config, key) for key in special_token_ids(tokenizer)} == special_token_ids(tokenizer)
+        assert {
+            key: getattr(config, key) for key in tokenizers.special_token_ids(tokenizer)
+        } == tokenizers.special_token_ids(tokenizer)
     refused(r"bos_token_id 99999.*from_tokenizer", type(config).from_tokenizer, tokenizer, **fields, bos_token_id=99999)
 
 

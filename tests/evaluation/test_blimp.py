@@ -173,23 +173,13 @@ def test_lm_eval_continuations_and_greedy():
 def test_a_text_is_no_list_of_texts(text, tmp_path):
     scorer = scorer_of("gpst")
     own = scorer.model, scorer.tokenizer
-    for call, arguments in (
-        (blimp.evaluate_pairs, (scorer, text)),
-        (blimp.evaluate_blimp, (scorer, text)),
-        (evaluate_syntaxgym, (scorer, text)),
-        (score_words, (scorer, text)),
-        (score_words, (scorer, [text])),
-        (scorer.score, (text,)),
-        (scorer.score, ([text],)),
-        (parse_sentences, (*own, text)),
-        (generate_texts, (*own, text)),
-        (encode_sentences, (scorer.tokenizer, text)),
-        (encode_sentences, (scorer.tokenizer, [text])),
-        (rouge_scores, (text, text)),
-        (word_tokenizer, (text,)),
-        (train_bpe_tokenizer, (text, 300)),
-        (character_tokenizer, (text,)),
-    ):
+    evaluations = (blimp.evaluate_pairs, blimp.evaluate_blimp, evaluate_syntaxgym, score_words)
+    calls = [(call, (scorer, text)) for call in evaluations] + [(score_words, (scorer, [text]))]
+    calls += [(scorer.score, (given,)) for given in (text, [text])]
+    calls += [(encode_sentences, (scorer.tokenizer, given)) for given in (text, [text])]
+    calls += [(call, (*own, text)) for call in (parse_sentences, generate_texts)]
+    calls += [(call, (text,)) for call in (word_tokenizer, character_tokenizer)]
+    for call, arguments in [*calls, (rouge_scores, (text, text)), (train_bpe_tokenizer, (text, 300))]:
         refused(r"is .*. Give a list, \[", call, *arguments)
 
 

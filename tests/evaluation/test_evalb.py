@@ -120,8 +120,7 @@ def test_bad_parameters_name_their_line(tmp_path, text, message):
 
 
 def test_bad_trees_are_errors(tmp_path):
-    with pytest.raises(ValueError, match="'a' has no bracket"):  # of brackets that do not match, `read_brackets` tells
-        evalb.EvalbTree.from_line("(S a (N b))")
+    refused("'a' has no bracket", evalb.EvalbTree.from_line, "(S a (N b))")
     for name, text in (("gld", "(S (N a))\n(S (N b))\n"), ("tst", "(S (N a))\n")):
         (tmp_path / name).write_text(text)
     refused("has 2 lines and .* 1", evalb.evaluate_files, tmp_path / "gld", tmp_path / "tst")

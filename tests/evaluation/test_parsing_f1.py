@@ -11,14 +11,9 @@ from hf_synlm.data.punctuation import keep_words
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, score_trees
-from hf_synlm.evaluation.trees.parsing import (
-    branching_baselines,
-    drop_tokens,
-    resolve_convention,
-    unlabeled_f1,
-)
+from hf_synlm.evaluation.trees.parsing import branching_baselines, drop_tokens, resolve_convention, unlabeled_f1
 from hf_synlm.trees.spans import right_branching
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.reference.trees import spans_of
 
 
@@ -157,5 +152,4 @@ def test_bad_input_is_named():
     refused(r"\(1, 1\) of the gold tree of sentence 0", unlabeled_f1, [[]], [[(1, 1)]], [2])
     refused("convention 'evalb'", unlabeled_f1, [[]], [[]], [2], "evalb")
     refused("sentence_span", resolve_convention, "gpst", sentence_span="keep")
-    with pytest.raises(TypeError, match="root"):
-        resolve_convention("gpst", root=True)
+    raised(TypeError, "root", resolve_convention, "gpst", root=True)

@@ -17,7 +17,7 @@ from hf_synlm.evaluation.text.processes import iterate_batches, num_workers
 from hf_synlm.evaluation.text.surprisal import score_words, word_table
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.helpers.scoring_models import SENTENCES, model_and_tokenizer, scorer_of
 
 ITEMS = [TextItem(str(k), text) for k, text in enumerate([*SENTENCES, *(s[:20] for s in SENTENCES), SENTENCES[0]])]
@@ -76,12 +76,9 @@ def test_workers_score_like_one_process(architecture):
 
 def test_workers_parse_like_one_process():
     model, tokenizer = model_and_tokenizer("rnng_pieces")
-    one, two = (
-        parse_sentences(
-            model, tokenizer, [*SENTENCES, "We ask"], batch_size=1, num_processes=number, num_return_sequences=2
-        )
-        for number in (1, 2)
-    )
+    options = {"batch_size": 1, "num_return_sequences": 2}
+    sentences = [*SENTENCES, "We ask"]
+    one, two = (parse_sentences(model, tokenizer, sentences, num_processes=number, **options) for number in (1, 2))
     for first, second in zip(one, two, strict=True):
         assert first.hypotheses == second.hypotheses and first.words == second.words
         assert first.word_log_probs == pytest.approx(second.word_log_probs, abs=1e-5)
@@ -101,8 +98,7 @@ def test_workers():
     [(refuse_three, ValueError, "three is refused"), (die, ChildProcessError, "one of 2 worker processes died")],
 )
 def test_errors_of_workers(compute, error, message):
-    with pytest.raises(error, match=message):
-        run(compute)
+    raised(error, message, run, compute)
 
 
 def test_progress_in_a_file_is_a_line_every_ten_seconds(monkeypatch, capsys):
@@ -131,8 +127,7 @@ def test_interrupted_workers_end_at_once():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background may ignore it
     start = time.monotonic()
     threading.Timer(2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        run(sleep)
+    raised(KeyboardInterrupt, None, run, sleep)
     assert time.monotonic() - start < 30 and not multiprocessing.active_children()
 
 
@@ -159,8 +154,9 @@ def test_batches_are_halved_where_memory_is_out(caplog):
     found = run(compute, num_processes=1, batches=[texts])
     assert [found[text]["square"] for text in texts] == [0, 1, 4, 9, 16]
     assert sizes == [5, 2, 3, 1, 2] and "Out of memory with 5 texts at once: continuing with 2" in caplog.text
-    with pytest.raises(torch.OutOfMemoryError):
-        run(lambda batch: compute([*batch] * 3), num_processes=1, batches=[[Number(1)]])
+    raised(
+        torch.OutOfMemoryError, None, run, lambda batch: compute([*batch] * 3), num_processes=1, batches=[[Number(1)]]
+    )
 
 
 def test_a_killed_run_continues(tmp_path):
@@ -174,8 +170,7 @@ def test_a_killed_run_continues(tmp_path):
         return [{"third": text.value / 3 if text.value else float("nan")} for text in batch]
 
     cache = ResultCache(tmp_path / "new" / "cache.jsonl", model, {"num_beams": 3})
-    with pytest.raises(KeyboardInterrupt):
-        run(partial(compute, until=2), num_processes=1, cache=cache)
+    raised(KeyboardInterrupt, None, run, partial(compute, until=2), num_processes=1, cache=cache)
     assert len(cache.path.read_text().splitlines()) == 1 + 4
     with cache.path.open("r+b") as file:
         file.truncate(cache.path.stat().st_size - 3)

@@ -460,11 +460,8 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     assert "there is no column 'rt': rt.tsv has sentence_id, word_id" in fail(capsys, "s.tsv", "--times", "rt.tsv")
     assert "names no column of surprisals. Write rt.tsv:COLUMN" in fail(capsys, "rt.tsv", *COMMON[1:])
     assert "there is no column 'nae': s.tsv has" in fail(capsys, "N=s.tsv:nae", *COMMON[1:])
-    write(
-        tables / "bad.tsv",
-        [{**row, "mean_rt": "fast" if i == 3 else row["mean_rt"]} for i, row in enumerate(WORDS)],
-        OF_TIMES,
-    )
+    bad = [{**row, "mean_rt": "fast" if i == 3 else row["mean_rt"]} for i, row in enumerate(WORDS)]
+    write(tables / "bad.tsv", bad, OF_TIMES)
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
     assert "bad.tsv: row 4 has 'fast' in 'mean_rt', which is not a number" in error
     infinite = [{**row, "mean_rt": "inf" if i == 3 else row["mean_rt"]} for i, row in enumerate(WORDS)]
@@ -571,11 +568,8 @@ def test_times_in_seconds_and_in_the_row_before(tables, capsys):
 
 
 def test_a_predictor_that_works_backwards(tables, capsys):
-    write(
-        tables / "s.tsv",
-        [{**r, "surprisal_bits": r["surprisal_bits"] and -r["surprisal_bits"]} for r in WORDS],
-        OF_SURPRISALS,
-    )
+    negative = [{**row, "surprisal_bits": row["surprisal_bits"] and -row["surprisal_bits"]} for row in WORDS]
+    write(tables / "s.tsv", negative, OF_SURPRISALS)
     result, said = run(capsys)
     assert result["scores"]["delta_ll s"] == pytest.approx(slow()["delta_ll"], abs=1e-9)
     assert f"warning: b of s sums to {-slow()['b'].sum():.3g}" in said
@@ -680,11 +674,8 @@ def test_options_that_do_not_go_together(tables, capsys, monkeypatch):
 
 
 def test_results_are_summarized_and_drawn(tables, capsys):
-    write(
-        tables / "seed1.tsv",
-        [{**row, "surprisal_bits": row["other"] if row["surprisal_bits"] else None} for row in WORDS],
-        OF_SURPRISALS,
-    )
+    seed = [{**row, "surprisal_bits": row["other"] if row["surprisal_bits"] else None} for row in WORDS]
+    write(tables / "seed1.tsv", seed, OF_SURPRISALS)
     for seed, file in enumerate(("s.tsv", "seed1.tsv")):
         run(capsys, f"m={file}", *COMMON[1:])
         (tables / "r.json").rename(tables / f"{seed}.json")

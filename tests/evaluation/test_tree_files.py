@@ -110,14 +110,9 @@ def test_trees_of_another_model(trees: Path, tmp_path: Path) -> None:
     """The JSON lines of `synlm parse`, with and without labels, are as good as brackets."""
     given = read_proposals([trees])[WORDS]
     for architecture, labels in (("rnng", True), ("pushdown", False)):
-        parses = [
-            Hypothesis(
-                tuple((i, j) for _, i, j in tree.labeled_spans),
-                tuple(label for label, _, _ in tree.labeled_spans) if labels else None,
-                -1.0,
-            )
-            for tree in given
-        ]
+        names = [tuple(label for label, _, _ in tree.labeled_spans) if labels else None for tree in given]
+        spans = [tuple((i, j) for _, i, j in tree.labeled_spans) for tree in given]
+        parses = [Hypothesis(*parts, -1.0) for parts in zip(spans, names, strict=True)]
         file = tmp_path / "nbest.json"
         file.write_text("\n" + json.dumps(ParsedSentence(WORDS, tuple(parses)).to_dict()) + "\n")
         found = read_proposals([file])

@@ -56,14 +56,8 @@ class PretendTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, values: torch.Tensor) -> PretendTensor:
-        return torch.Tensor._make_wrapper_subclass(
-            cls,
-            values.shape,
-            strides=values.stride(),
-            storage_offset=values.storage_offset(),
-            dtype=values.dtype,
-            device=torch.device(NAME, 0),
-        )
+        layout = {"strides": values.stride(), "storage_offset": values.storage_offset(), "dtype": values.dtype}
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, **layout, device=torch.device(NAME, 0))
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values = values

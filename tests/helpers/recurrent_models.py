@@ -13,6 +13,7 @@ PADDING, BOUNDARY, WORDS = 29, 0, range(1, 28)
 
 _ON_LSTM = {"embedding_size": 8, "layer_size": 12, "num_layers": 3, "chunk_size": 2}
 _PRPN = {"embedding_size": 6, "layer_size": 8, "num_slots": 4, "num_lookback": 2, "resolution": 0.2}
+_SOFT = {"gate": "soft", "num_residual_blocks": 2, "tie_word_embeddings": False, "num_layers": 3}
 _PALM = {"embedding_size": 10, "layer_size": 12, "num_spans": 4, "rrnn_size": 5, "attention_size": 7}
 # Name -> prefix of the classes, fields of the configuration.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -21,10 +22,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "on_lstm, shared": ("ONLSTM", {**_ON_LSTM, "supervised_layers": [1], "syntactic_distance_head": "shared"}),
     "on_lstm, hidden": ("ONLSTM", {**_ON_LSTM, "supervised_layers": [0, 1], "syntactic_distance_head": "hidden"}),
     "prpn": ("PRPN", _PRPN),
-    "prpn, soft": (
-        "PRPN",
-        {**_PRPN, "gate": "soft", "num_residual_blocks": 2, "tie_word_embeddings": False, "num_layers": 3},
-    ),
+    "prpn, soft": ("PRPN", {**_PRPN, **_SOFT}),
     "prpn, no lookback": ("PRPN", {**_PRPN, "num_lookback": 0, "num_slots": 3, "num_layers": 1, "resolution": 1.0}),
     "prpn, syd": ("PRPN", {**_PRPN, "parsing_network": "recurrent", "num_residual_blocks": 1}),
     "prpn, syd, soft": ("PRPN", {**_PRPN, "parsing_network": "recurrent", "num_lookback": 0, "gate": "soft"}),

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 
-def refused(message: str, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> None:
-    """The call raises a ValueError whose message has the words (a regular expression)."""
-    with pytest.raises(ValueError, match=message):
+def raised(error: Any, message: str | None, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> None:
+    """The call raises the error, whose message has the words (a regular expression; None = any)."""
+    with pytest.raises(error, match=message):
         call(*arguments, **options)
+
+
+def refused(message: str, call: Callable[..., Any], /, *arguments: Any, **options: Any) -> None:
+    """The call raises a ValueError whose message has the words."""
+    raised(ValueError, message, call, *arguments, **options)

@@ -41,12 +41,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 ARCHITECTURES = tuple(MODELS)
 # Variants of tree LMs and PCFGs, for tests of what all of them can do.
+_COMPOUND = {"latent_size": 4, "encoder_embedding_size": 6, "encoder_hidden_size": 5, "num_prior_samples": 2}
 MODELS |= {
-    "pcfg_compound": (
-        "pcfg",
-        "framed_words",
-        {**_PCFG, "latent_size": 4, "encoder_embedding_size": 6, "encoder_hidden_size": 5, "num_prior_samples": 2},
-    ),
+    "pcfg_compound": ("pcfg", "framed_words", {**_PCFG, **_COMPOUND}),
     "pcfg_tensor": ("pcfg", "framed_words", {**_PCFG, "grammar": "tensor", "rank": 5, "init": "default"}),
     "pcfg_simple": ("pcfg", "framed_words", {**_PCFG, "grammar": "simple"}),
     "tree_lm_binary": ("tree_lm", "framed_words", {**_TREE_LM, "linearization": "binary"}),

@@ -122,9 +122,7 @@ class ScriptRun:
         changes: changes of the environment.
     """
 
-    def __init__(
-        self, script: str, argv: Sequence[str], cache: str, number: signal.Signals | None = None, **changes: str
-    ):
+    def __init__(self, script: str, argv: Sequence[str], cache: str, number: int | None = None, **changes: str):
         self.output_dir = Path(argv[list(argv).index("--output-dir") + 1])
         self.output_dir.parent.mkdir(parents=True, exist_ok=True)
         self.log = self.output_dir.with_name(f"{self.output_dir.name}.log")

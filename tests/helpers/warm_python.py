@@ -47,13 +47,8 @@ def run(
     """`subprocess.run` for `python [-I] FILE`, `-m MODULE` or `-c CODE`, and arguments; captures output as text."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdout", "stderr")]
-        request = {
-            "words": list(command[1:]),
-            "environment": dict(os.environ if env is None else env),
-            "folder": str(cwd or Path.cwd()),
-            "files": [str(file) for file in files],
-            "timeout": timeout,
-        }
+        request = {"words": list(command[1:]), "environment": dict(os.environ if env is None else env)}
+        request |= {"folder": str(cwd or Path.cwd()), "files": [str(file) for file in files], "timeout": timeout}
         server().stdin.write(json.dumps(request) + "\n")
         server().stdin.flush()
         status = json.loads(server().stdout.readline())

@@ -31,7 +31,7 @@ from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.arguments.base import find_config
 from tests.helpers import warm_python
 from tests.helpers.commands import fail, run
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 CARDS = ROOT / "model_cards"
@@ -447,8 +447,7 @@ def test_push_names_what_is_wrong(tmp_path: Path, capsys):
 
 
 def test_unknown_checkpoint_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        make_checkpoints.main(["gpt-tiny"])
+    raised(SystemExit, None, make_checkpoints.main, ["gpt-tiny"])
     assert "unknown checkpoint gpt-tiny" in capsys.readouterr().err
 
 

@@ -25,7 +25,7 @@ from hf_synlm.hub.flatten import LICENSE, PACKAGE, flat_files
 from hf_synlm.hub.upload import push_to_hub
 from hf_synlm.hub.verify import verify_export
 from tests.helpers import warm_python
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.helpers.scoring_models import model_and_tokenizer, small_gpst, tokenizer_of
 
 pytestmark = pytest.mark.usefixtures("warm_verify")
@@ -102,14 +102,10 @@ class TestExport:
         def fail(*args, **kwargs):
             raise KeyboardInterrupt
 
-        owner, name = {
-            "model": (type(model.config), "save_pretrained"),
-            "tokenizer": (type(tokenizer), "save_pretrained"),
-            "check": (export, "check_complete"),
-        }[step]
+        owner = {"model": type(model.config), "tokenizer": type(tokenizer), "check": export}[step]
+        name = "check_complete" if step == "check" else "save_pretrained"
         monkeypatch.setattr(owner, name, fail)
-        with pytest.raises(KeyboardInterrupt):
-            export_model(model, tokenizer, tmp_path / "broken")
+        raised(KeyboardInterrupt, None, export_model, model, tokenizer, tmp_path / "broken")
         assert not list(tmp_path.iterdir())
 
     def test_interrupted_overwrite_keeps_the_old_folder(self, exported: Path, model, tokenizer, monkeypatch):
@@ -122,8 +118,7 @@ class TestExport:
             replace(source, target)
 
         monkeypatch.setattr(os, "replace", fail_last)
-        with pytest.raises(OSError, match="interrupted"):
-            export_model(model, tokenizer, exported, overwrite=True)
+        raised(OSError, "interrupted", export_model, model, tokenizer, exported, overwrite=True)
         assert {file.name: file.read_bytes() for file in exported.iterdir()} == before
         assert [path.name for path in exported.parent.iterdir()] == [exported.name]
 
@@ -290,9 +285,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lstm": ("lstm", {"num_layers": 2}),
     "rnng_classifier": ("rnng", {"transition_system": "in_order", "composition": "attention"}),
     "on_lstm_classifier": ("on_lstm", {}),
-    "pcfg_compound": ("pcfg_compound", {}),
-    "pcfg_tensor": ("pcfg_tensor", {}),
-    "pcfg_simple": ("pcfg_simple", {}),
+    **{name: (name, {}) for name in ("pcfg_compound", "pcfg_tensor", "pcfg_simple")},
     "awd_lstm": ("palm", {"span_attention": False}),
     "prpn_syd": ("prpn", {"parsing_network": "recurrent"}),
 }

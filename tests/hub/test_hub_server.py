@@ -52,16 +52,10 @@ class Client:
     """
 
     def __init__(self, hub: HubServer, home: Path, token: str | None) -> None:
-        self.environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))},
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(home),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-            **({} if token is None else {"HF_TOKEN": token}),
-        }
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
+        switches = dict.fromkeys(("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "OMP_NUM_THREADS"), "1")
+        self.environment = {**kept, **switches, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        self.environment |= {} if token is None else {"HF_TOKEN": token}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -32,7 +32,7 @@ from hf_synlm.trees.binary import actions_to_spans
 from hf_synlm.trees.spans import in_post_order
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.evaluation.test_syntaxgym import suite_data
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.reference.trees import stack_depths
 
 ROOT = Path(__file__).parents[2]
@@ -205,8 +205,7 @@ class TestNames:
         Path("cards/gpst-mini").mkdir()
         refused("did you mean cards/gpst-mini", load_pretrained, "cards/gpst-mni")
         monkeypatch.setattr(HfApi, "model_info", lambda *name, **options: None)
-        with pytest.raises(pytest.fail.Exception, match=f"{name} is loaded"):
-            load_pretrained(name, revision="v1")
+        raised(pytest.fail.Exception, f"{name} is loaded", load_pretrained, name, revision="v1")
 
     def test_output_folders_of_training(self, checkpoint: Path, caplog, monkeypatch):
         monkeypatch.undo()

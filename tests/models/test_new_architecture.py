@@ -13,14 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
 import hf_synlm
 from hf_synlm.data.gold_trees import encode_trees
@@ -165,9 +158,7 @@ def test_trainer_trains_it(model: ToyForCausalLM, tokenizer: PreTrainedTokenizer
     assert model.eval()(**codec.pad(rows)).loss.item() < before
 
 
-def test_its_folder_loads_without_the_package(
-    model: ToyForCausalLM, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, warm_verify: None
-):
+def test_its_folder_loads_without_the_package(model: ToyForCausalLM, tokenizer, tmp_path: Path, warm_verify: None):
     ToyConfig.register_for_auto_class()
     ToyForCausalLM.register_for_auto_class("AutoModelForCausalLM")
     export_model(model, tokenizer, tmp_path / "toy", card="# A toy")

@@ -20,7 +20,7 @@ from tests.helpers.recurrent_models import (
     model_class,
     words_tokenizer,
 )
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.reference.trees import keeps_words_together
 
 every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
@@ -71,8 +71,7 @@ def test_what_wrappers_pass_on(name):
         expected = model(ids)[0]
         assert torch.equal(model(input_ids=ids, inputs_embeds=None, position_ids=None)[0], expected)
         torch.testing.assert_close(model(inputs_embeds=model.get_input_embeddings()(ids))[0], expected)
-        with pytest.raises(TypeError, match="position_ids"):
-            model(ids, position_ids=ids)
+        raised(TypeError, "position_ids", model, ids, position_ids=ids)
         for wrong in ({}, {"input_ids": ids, "inputs_embeds": torch.zeros(2, 5, 8)}):
             refused("input_ids or inputs_embeds", model, **wrong)
         refused("inputs_embeds", model, inputs_embeds=torch.zeros(0, 3, 8))

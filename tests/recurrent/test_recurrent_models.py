@@ -197,12 +197,8 @@ class TestGenerate:
     def test_sequences_that_a_criterion_ends(self, name):
         model = make_model(name)
         ids, _ = ids_of(3, 3)
-        options = {
-            "max_new_tokens": 5,
-            "eos_token_id": 28,
-            "suppress_tokens": [BOUNDARY, 28, PADDING],
-            "return_dict_in_generate": True,
-        }
+        options = {"max_new_tokens": 5, "eos_token_id": 28, "return_dict_in_generate": True}
+        options["suppress_tokens"] = [BOUNDARY, 28, PADDING]
         word = model.generate(ids, **options).sequences[0, 4]
         result = model.generate(
             ids, stopping_criteria=StoppingCriteriaList([lambda ids, *_, **__: ids[:, -1] == word]), **options

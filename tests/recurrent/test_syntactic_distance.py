@@ -77,8 +77,7 @@ def test_wide_nodes_are_split_to_the_right():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(([],), "no distances"), (([0.0, math.nan],), "Distance 1 is not a number")],
+    ("arguments", "message"), [(([],), "no distances"), (([0.0, math.nan],), "Distance 1 is not a number")]
 )
 def test_bad_distances(arguments, message):
     refused(message, distances_to_spans, *arguments)
@@ -115,10 +114,7 @@ class TestRankingLoss:
         ranking_loss(predicted, torch.full((2, 4), math.nan), margin=1.0).backward()
         assert not predicted.grad.any()
 
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [({"scope": "row"}, "row")],
-    )
+    @pytest.mark.parametrize(("options", "message"), [({"scope": "row"}, "row")])
     def test_bad_options(self, options, message):
         arguments = {"predicted_BT": torch.zeros(2, 4), "gold_BT": torch.zeros(2, 4), "margin": 1.0, **options}
         refused(message, ranking_loss, **arguments)

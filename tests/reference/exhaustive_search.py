@@ -106,9 +106,7 @@ def next_word_log_probs(model: Any, tokens: list[int]) -> torch.Tensor:
     return torch.stack(terms).logsumexp(0).log_softmax(-1)
 
 
-def synchronous_beam(
-    model: Any, tokens: list[int], num_beams: int
-) -> tuple[list[tuple[float, tuple[int, ...]]], list[float]]:
+def synchronous_beam(model: Any, tokens: list[int], num_beams: int) -> tuple[list[tuple], list[float]]:
     """The word-synchronous beam, one action at a time.
 
     At every step the pending derivations (which have generated as many words as the slowest) are extended by every
@@ -134,9 +132,7 @@ def synchronous_beam(
     return sorted(beam, key=lambda x: -x[0]), marginals
 
 
-def action_beam(
-    model: Any, num_beams: int, num_words: int, eos: int | None = None
-) -> list[tuple[float, list[int], tuple[int, ...]]]:
+def action_beam(model: Any, num_beams: int, num_words: int, eos: int | None = None) -> list[tuple]:
     """Beam search over single actions from nothing, the length not penalized.
 
     Every step ranks all expansions of all hypotheses, COMP and every word. Those that end the text do not take places

@@ -19,9 +19,7 @@ class StackMachine:
         between: What happens to the state of a layer before the next layer reads it.
     """
 
-    def __init__(
-        self, model: Any, word_ends: Sequence[bool] | None = None, between: Callable[[Tensor], Tensor] = lambda x: x
-    ) -> None:
+    def __init__(self, model: Any, word_ends: Sequence[bool] | None = None, between: Callable = lambda x: x) -> None:
         self.model, self.word_ends, self.between = model, word_ends, between
         self.base, self.config = model.model, model.config
         self.in_order = self.config.transition_system == "in_order"

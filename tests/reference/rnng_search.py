@@ -292,9 +292,7 @@ class Grammar:
         return torch.stack(parts).logsumexp(0).log_softmax(0)
 
     # ----------------------------------------------------------------------------------------------------- the search
-    def search(
-        self, num_beams: int, action_beam_size: int, fast_track_size: int
-    ) -> tuple[list[tuple[float, Actions]], list[float]]:
+    def search(self, num_beams: int, action_beam_size: int, fast_track_size: int) -> tuple[list[tuple], list[float]]:
         """Word-synchronous beam search with fast-track, as the authors write it: no early stop, no batching.
 
         Returns:

@@ -164,8 +164,6 @@ def stacks_of(actions: Sequence[int], system: str) -> list[list] | None:
     return stacks
 
 
-def stack_depths(
-    system: TransitionSystem, actions: Sequence[int], word_ends: Sequence[bool] | None = None
-) -> list[int]:
+def stack_depths(system: TransitionSystem, actions: Sequence[int], word_ends: object = None) -> list[int]:
     """Elements on the stack after each action: words, open nonterminals and closed constituents."""
     return [stack.depth for stack in system.steps(actions, word_ends, forest=True)]

@@ -27,9 +27,7 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
-def test_code_of_a_page_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch, capsys):
     make_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
     run_page(page)

@@ -70,10 +70,7 @@ SHIPPED = {
     "prpn": (SHARED + RECURRENT + DISTANCES, 4440),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3560),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3690),
-    "tree_lm": (
-        SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes",
-        8930,
-    ),
+    "tree_lm": (SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes", 8930),
     "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6240),
     "pcfg": (
         SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",

@@ -77,11 +77,8 @@ def test_table_of_a_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
     def make_row(board: leaderboard.Board, name: str, row: dict, seed: int) -> None:
         made.append(f"{name} {seed}")
-        scores = {
-            "perplexity": {"word_perplexity": 90.0 + seed},
-            "parsing": {"f1": 40.0},
-            "parsing search": {"f1": 20.0},
-        }
+        scores = {"perplexity": {"word_perplexity": 90.0 + seed}}
+        scores |= {"parsing": {"f1": 40.0}, "parsing search": {"f1": 20.0}}
         result = {"row": name, "seed": seed, "scores": scores, "parameters": 1000, "cpu_seconds": 60.0}
         leaderboard.add_result(board, result)
 

@@ -97,9 +97,7 @@ def beginning(actions: tuple[int, ...], count: int, shift: int) -> tuple[int, ..
     return actions[: places[count - 1] + 1] if count else ()
 
 
-def expected_updates(
-    derivations: Callable[[int], list[Derivation]], ends: list[bool], kind: str, order: float, shift: int
-) -> list[float]:
+def expected_updates(derivations: Callable, ends: list[bool], kind: str, order: float, shift: int) -> list[float]:
     """The belief update of every word at its last token, elsewhere 0."""
     values, first = [], 0
     for place, is_end in enumerate(ends):

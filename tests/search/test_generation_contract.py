@@ -14,7 +14,7 @@ from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, Generat
 
 from tests.helpers.architectures import ARCHITECTURES, build
 from tests.helpers.garbage import tensors_in_cycles
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 
 SEARCHING = ("gpst", "rnng", "tree_lm", "urnng", "pushdown")
 NEW, PROMPT, VOCABULARY = 4, 3, range(5, 19)
@@ -251,8 +251,7 @@ def test_padding_and_begin_token_are_no_words(name):
 
 def test_batching_of_its_own_is_an_error(model):
     for batched in (model.generate_batch, model.init_continuous_batching):
-        with pytest.raises(NotImplementedError, match="padded batch"):
-            batched([[5]])
+        raised(NotImplementedError, "padded batch", batched, [[5]])
 
 
 def test_embeddings_as_prompts_are_an_error(model):

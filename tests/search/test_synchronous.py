@@ -25,9 +25,7 @@ def model() -> GPSTForCausalLM:
     return gpst()
 
 
-def parse(
-    model: GPSTForCausalLM, ids: list[int] | torch.Tensor, num_beams: int, mask: Any = None, **kwargs: Any
-) -> Any:
+def parse(model: GPSTForCausalLM, ids: Any, num_beams: int, mask: Any = None, **kwargs: Any) -> Any:
     """All trees of the beam."""
     if not kwargs.pop("synchronous", True):
         kwargs["read_words"] = read_by_actions

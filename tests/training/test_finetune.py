@@ -13,22 +13,11 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import transformers
 from accelerate import Accelerator
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    ByT5Tokenizer,
-    pipeline,
-)
 
-from hf_synlm import (
-    ONLSTMForSequenceClassification,
-    PRPNForSequenceClassification,
-    PushdownConfig,
-    RNNGForSequenceClassification,
-)
+import hf_synlm
 from hf_synlm.data.tokenizers import add_classification_template, train_wordpiece_tokenizer
 from hf_synlm.evaluation.results import load_result
 from hf_synlm.evaluation.suites.glue import GLUE_TASKS, TextTask, check_labels, glue_task, main_score, task_scores
@@ -145,7 +134,7 @@ def finished(models: Path, files: dict[str, str], tmp_path_factory: pytest.TempP
 
 # ---------------------------------------------------------------------------------------------- layouts
 def test_layout_of_glue_and_its_sentences_in_gpst(models: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models / "gpst")
     sep, cls = tokenizer.sep_token_id, tokenizer.cls_token_id
     a, b = (tokenizer([text])["input_ids"][0] for text in ("the house", "a nation"))
     add_classification_template(tokenizer)
@@ -153,7 +142,7 @@ def test_layout_of_glue_and_its_sentences_in_gpst(models: Path) -> None:
     assert encode([["the house"], ["a nation"]], tokenizer, 99)["input_ids"] == [[*a, sep, *b, cls]]
     assert encode([["the house"]], tokenizer, 99)["input_ids"] == [[*a, cls]]
     assert encode([["the house"]], tokenizer, 3)["input_ids"] == [[*a[:2], cls]]
-    model = AutoModelForSequenceClassification.from_pretrained(models / "gpst")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(models / "gpst")
     ids = torch.tensor([[*a, sep, *b, cls]])
     expected = [1] * len(a) + [2] + [3] * len(b) + [4]
     assert model.sentence_ids(ids, torch.ones_like(ids, dtype=torch.bool)).tolist() == [expected]
@@ -175,18 +164,18 @@ def test_a_tokenizer_with_a_layout_of_its_own_keeps_it() -> None:
 
 def test_tokens_of_unknown_words(models: Path) -> None:
     """Classes of them count; an unknown token that also ends texts does not."""
-    tokenizer = AutoTokenizer.from_pretrained(TRAINING.parent / "model_cards" / "rnng-tiny")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TRAINING.parent / "model_cards" / "rnng-tiny")
     read = tokenizer("Zebras hesitated in the country")["input_ids"]
     assert [token in unknown_ids(tokenizer) for token in read] == [True, True, False, False, False]
     pieces = train_wordpiece_tokenizer(SENTENCES, 300)
     assert unknown_ids(pieces) == {pieces.unk_token_id}
     pieces.eos_token = pieces.unk_token
     assert not unknown_ids(pieces)
-    assert unknown_ids(ByT5Tokenizer()) == {2}  # has no fast form
+    assert unknown_ids(transformers.ByT5Tokenizer()) == {2}  # has no fast form
 
 
 def test_long_training_examples_are_left_out_before_the_cut(models: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models / "gpst")
     batch = {"sentence": ["we", "we the people of the united states " * 3, "so"]}
     encoded = finetune_glue.encode_batch(batch, [5, 6, 7], tokenizer, GLUE_TASKS["cola"], np.arange(9), 64, 10)
     assert encoded["labels"] == [5, 7] and len(encoded["input_ids"]) == 2
@@ -200,7 +189,7 @@ def layout(**changes: Any) -> ContextLayout:
 
 
 def test_layout_of_a_summary(models: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(models / "gpst")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models / "gpst")
     ids = {text: tokenizer(text)["input_ids"] for text in ("We rest.", "They work.", "Summary:", "We do", " We do")}
     batch = {"text": ["We rest. They work."], "references": [["We  do", "They do"]]}
     row = {name: values[0] for name, values in layout().encode(batch, tokenizer).items()}
@@ -236,20 +225,18 @@ def test_glue_runs(name: str, finished: Callable) -> None:
     assert set(results["train"][0]) == {"step", "loss", "gradient_norm"} | parts
     saved = folder / "model"
     assert (saved / f"modeling_{name}.py").is_file() == (name != "gpt2")
-    model = AutoModelForSequenceClassification.from_pretrained(saved)
-    tokenizer = AutoTokenizer.from_pretrained(saved)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(saved)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saved)
     assert model.config.id2label == {0: "entailment", 1: "not_entailment"}
     assert len(tokenizer) <= model.config.vocab_size and tokenizer.cls_token_id is not None
     card = saved / "README.md"
     assert not card.exists() or "pipeline_tag: text-classification" in card.read_text()
 
 
-def pipeline_logits(
-    folder: Path, path: str, limit: int | None = None
-) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+def pipeline_logits(folder: Path, path: str, limit: int | None = None) -> tuple[list[dict], list[list[dict]]]:
     """The first rows of a file, and what the stock pipeline finds for their pairs of texts."""
     rows = [json.loads(line) for line in Path(path).read_text().splitlines()[:limit]]
-    classify = pipeline("text-classification", model=str(folder / "model"))
+    classify = transformers.pipeline("text-classification", model=str(folder / "model"))
     pairs = [{"text": row["sentence1"], "text_pair": row["sentence2"]} for row in rows]
     return rows, classify(pairs, top_k=None, function_to_apply="none", truncation=True)
 
@@ -266,13 +253,11 @@ def test_pipeline_gives_the_scores_of_the_run(files: dict[str, str], finished: C
     loss = torch.nn.functional.cross_entropy(logits, labels).item()
     assert loss == pytest.approx(best["classification_loss"]["validation"], rel=1e-4)
     # A single text, too.
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     assert tokenizer("the house")["input_ids"][-1] == tokenizer.cls_token_id
 
 
-def test_saved_regression_gives_the_scores_of_the_run(
-    models: Path, files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_saved_regression_gives_the_scores_of_the_run(models: Path, files: dict[str, str], tmp_path, capsys) -> None:
     flags = ("--task-name", "sts-b", "--train-file", files["stsb"], "--validation-file", files["stsb"])
     results = run("glue", models / "gpst", files, tmp_path / "out", *flags, "--learning-rate", "1e-2")
     means = [(scores["pearson"] + scores["spearmanr"]) / 2 for scores in (
@@ -280,7 +265,7 @@ def test_saved_regression_gives_the_scores_of_the_run(
     )]  # fmt: skip
     assert "validation mean of pearson and spearmanr {:.5g} -> {:.5g}".format(*means) in capsys.readouterr().out
     assert {"eval_pearson", "eval_spearmanr"} <= set(results)
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model")
     assert (model.config.num_labels, model.config.problem_type) == (1, "regression")
     rows, found = pipeline_logits(tmp_path / "out", files["stsb"])
     errors = [(scores[0]["score"] - row["label"]) ** 2 for row, scores in zip(rows, found, strict=True)]
@@ -357,11 +342,11 @@ def test_summarization_runs(name: str, files: dict[str, str], finished: Callable
     assert len(summaries) == 3 and len(summaries[0]["references"]) == 2
     written = [row["summary"] for row in summaries]
     assert rouge_scores(written, [row["references"] for row in summaries]) == results["test"]["rouge"]
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
     assert model.config.model_type == name and (name != "gpst" or model.config.document_end_token)
     assert name != "gpst" or "Fine-tuned from gpst." in (folder / "model" / "README.md").read_text()
     # The saved model writes the summaries of the run.
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
     data = finetune_summarization.SummaryArguments(
         train_file=files["documents"], validation_file=files["documents"], summary_column="references",
         max_source_length=24, max_target_length=8, max_predict_samples=3,
@@ -403,17 +388,19 @@ def test_grammar_induction_runs_with_ablations(files: dict[str, str], finished: 
     assert [(file["role"], file["path"]) for file in saved.data["files"]] == [(r, files[name]) for r, name in expected]
     scores = {item["step"]: item["trees"]["inside"]["sentence_f1"] for item in results["evaluations"][1:]}
     assert scores[results["best_step"]] == max(scores.values())
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "model")
     assert (model.config.stop_structure_gradient, model.config.token_loss_weight) == (False, 1.0)
     assert model.model.up_scale is None  # without surrogate
     bank = finetune_grammar_induction.InductionArguments(
         train_trees=[files["train"]], validation_trees=files["valid"], test_trees=files["test"]
     ).treebank(files["test"])
-    trees = parse_words(model, AutoTokenizer.from_pretrained(folder / "model"), bank.words, method="inside")
+    trees = parse_words(
+        model, transformers.AutoTokenizer.from_pretrained(folder / "model"), bank.words, method="inside"
+    )
     assert score_trees(trees, bank).numbers() == results["test"]["trees"]["inside"]
 
 
-ON_LSTM = ONLSTMForSequenceClassification, {"chunk_size": 2, "supervised_layers": [1]}
+ON_LSTM = hf_synlm.ONLSTMForSequenceClassification, {"chunk_size": 2, "supervised_layers": [1]}
 
 
 @pytest.mark.parametrize(
@@ -421,7 +408,7 @@ ON_LSTM = ONLSTMForSequenceClassification, {"chunk_size": 2, "supervised_layers"
     [
         ON_LSTM,
         (ON_LSTM[0], {**ON_LSTM[1], "syntactic_distance_head": "hidden"}),
-        (PRPNForSequenceClassification, {"parsing_network": "recurrent"}),
+        (hf_synlm.PRPNForSequenceClassification, {"parsing_network": "recurrent"}),
     ],
 )
 def test_every_parameter_of_a_classifier_has_a_gradient(architecture: Any, fields: dict[str, Any]) -> None:
@@ -469,13 +456,13 @@ def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str
             assert mine == pytest.approx(theirs, rel=1e-4)
 
 
-def test_trees_are_searched_once(
-    models: Path, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
-) -> None:
+def test_trees_are_searched_once(models: Path, files: dict[str, str], tmp_path: Path, monkeypatch, capfd) -> None:
     """By the pretrained model, of every row; and by the final model, of the rows for validation."""
-    rows, plain = [], RNNGForSequenceClassification.best_trees
+    rows, plain = [], hf_synlm.RNNGForSequenceClassification.best_trees
     monkeypatch.setattr(
-        RNNGForSequenceClassification, "best_trees", lambda *inputs: rows.append(len(inputs[1])) or plain(*inputs)
+        hf_synlm.RNNGForSequenceClassification,
+        "best_trees",
+        lambda *inputs: rows.append(len(inputs[1])) or plain(*inputs),
     )
     limits = ("--max-train-samples", "5", "--max-eval-samples", "2", "--evaluation-steps", "1")
     results = run("glue", models / "rnng", files, tmp_path / "out", *limits)
@@ -492,9 +479,7 @@ def test_bad_weights_of_the_objective(models: Path, files: dict[str, str], tmp_p
         run("glue", models / "gpt2", files, tmp_path / "out", "--objective-weight", "0")
 
 
-def test_bad_tables_of_glue_are_refused(
-    models: Path, files: dict[str, str], tmp_path: Path, capsys, monkeypatch
-) -> None:
+def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path, capsys, monkeypatch) -> None:
     """Before the model is loaded."""
     monkeypatch.setattr(finetune_glue.GlueRecipe, "_load_classifier", None)
 
@@ -556,10 +541,8 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
         ("induction", "gpst", ("--config-overrides", "merge_noise=-1"), "merge_noise"),
     ],
 )
-def test_bad_input_is_refused_before_training(
-    script: str, name: str, flags: tuple[str, ...], match: str, models: Path, files: dict[str, str], tmp_path: Path
-) -> None:
-    wide = AutoTokenizer.from_pretrained(models / "gpt2")
+def test_bad_input_is_refused_before_training(script, name, flags, match, models, files, tmp_path):
+    wide = transformers.AutoTokenizer.from_pretrained(models / "gpt2")
     wide.add_tokens([f"<{k}>" for k in range(20)])
     wide.save_pretrained(tmp_path / "wide")
     flags = tuple(flag.replace("{wide}", str(tmp_path / "wide")) for flag in flags)
@@ -570,7 +553,7 @@ def test_bad_input_is_refused_before_training(
 def test_an_architecture_without_classifier_is_named() -> None:
     arguments = SimpleNamespace(model_name_or_path="mine")
     with pytest.raises(ValueError, match="mine.*PushdownForSequenceClassification"):
-        load_model(AutoModelForSequenceClassification, arguments, PushdownConfig(), None)
+        load_model(transformers.AutoModelForSequenceClassification, arguments, hf_synlm.PushdownConfig(), None)
 
 
 def test_incomplete_data_of_glue_are_refused() -> None:
@@ -595,7 +578,7 @@ def test_epochs_become_steps() -> None:
 def test_only_gpst_has_a_parser_with_a_rate_of_its_own(models: Path) -> None:
     arguments, run_arguments = SimpleNamespace(parser_learning_rate=0.5), TrainingArguments(output_dir="x")
     recipe = finetune_glue.GlueRecipe(Accelerator(cpu=True), arguments, None, run_arguments)
-    gpst, gpt2 = (AutoModelForCausalLM.from_pretrained(models / name) for name in ("gpst", "gpt2"))
+    gpst, gpt2 = (transformers.AutoModelForCausalLM.from_pretrained(models / name) for name in ("gpst", "gpt2"))
     assert recipe.learning_rates(gpst) == {"parser": 0.5} and recipe.learning_rates(gpt2) == {}
 
 

@@ -12,7 +12,7 @@ from hf_synlm.training.engine import output_folder as folders
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.programs import finetune_glue, finetune_grammar_induction
 from hf_synlm.training.tasks import finetuning
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 
 
 def take(folder: Path, read_by: object = None, **options: object) -> Path | None:
@@ -51,8 +51,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         take(tmp_path / "done", resume_from_checkpoint=str(tmp_path / "done" / "step_7"))
     assert files(tmp_path / "done") == before
     for folder in (tmp_path / "something", tmp_path / "something/run", Path("/proc/run")):
-        with pytest.raises(OSError, match=str(folder)):
-            take(folder)
+        raised(OSError, str(folder), take, folder)
 
 
 def test_an_unfinished_run_is_resumed_and_a_finished_one_refused(tmp_path: Path) -> None:

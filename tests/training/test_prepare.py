@@ -39,7 +39,7 @@ from hf_synlm.training.arguments.finetuning import InductionArguments
 from hf_synlm.training.arguments.sentences import SentenceFileArguments
 from hf_synlm.training.programs.prepare_text import CorpusArguments, PrepareArguments, PreparedText, main, prepare
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.helpers.training_runs import start_server
 from tests.reference.contexts import pack_contexts
 
@@ -136,12 +136,8 @@ def encoded(documents: list[list[list[int]]], is_open: bool = False) -> dict:
     """Encoded block of documents; with `is_open` the last one goes on in the next block. Odd ids end words."""
     tokens = [i for document in documents for ids in document for i in ids]
     lengths = [length for document in documents for length in (*map(len, document), 0)]
-    return {
-        "input_ids": tokens,
-        "lengths": lengths[:-1] if is_open else lengths,
-        "word_ends": [i % 2 == 1 for i in tokens],
-        "dropped": 0,
-    }
+    lengths = lengths[:-1] if is_open else lengths
+    return {"input_ids": tokens, "lengths": lengths, "word_ends": [i % 2 == 1 for i in tokens], "dropped": 0}
 
 
 # Whole preparations
@@ -179,8 +175,7 @@ def test_second_run_changes_nothing(tmp_path, tokenizer_folder):
     config = write(tmp_path / "config.yaml", f"tokenizer_name: {tokenizer_folder}\nlearning_rate: 1.0\nlanguage: de\n")
     flags = ("--output-dir", str(tmp_path / "out"), "--config", config)
     assert main([*flags, "--language", "en"]) == 0
-    with pytest.raises(SystemExit):
-        main(flags)
+    raised(SystemExit, None, main, flags)
     flags = ("--output-dir", str(tmp_path / "out"), "--tokenizer-name", tokenizer_folder)
     assert main([*flags, "--config", "gpst_own_text"]) == 0  # the name of a shipped configuration
 
@@ -703,8 +698,7 @@ def test_full_disk(tmp_path, tokenizer_folder, small_blocks):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, hard))  # room for the tokenizer, but not for a shard
     try:
-        with pytest.raises(OSError, match="shard_00000 could not be written.*make room and run"):
-            prepare(arguments, out)
+        raised(OSError, "shard_00000 could not be written.*make room and run", prepare, arguments, out)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in (out / "train").iterdir()] == [shards.MADE_FROM_FILE]

@@ -42,81 +42,53 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "gpst": Case(
-        "pretrain_gpst",
-        f"--config gpst_tiny --config-overrides {SMALL_GPST} --train-files {{raw}} --validation-files {{raw}} "
-        "--one-sentence-per-line --tokenizer-vocab-size 400 --context-length 48 --per-device-train-batch-size 2 "
-        "--validation-trees none --logging-steps 1 --evaluation-steps 0 --max-train-steps 4 --checkpointing-steps 2 "
-        "--gradient-accumulation-steps 2 --final-report False",
-    ),
+    "gpst": Case("pretrain_gpst",
+         f"--config gpst_tiny --config-overrides {SMALL_GPST} --train-files {{raw}} --validation-files {{raw}} "
+         "--one-sentence-per-line --tokenizer-vocab-size 400 --context-length 48 --per-device-train-batch-size 2 "
+         "--validation-trees none --logging-steps 1 --evaluation-steps 0 --max-train-steps 4 --checkpointing-steps 2 "
+         "--gradient-accumulation-steps 2 --final-report False"),
     "rnng": Case("train_rnng", f"--config rnng_tiny --config-overrides {TINY['rnng']} {GRAMMAR} {NO_SEARCH}"),
     "lstm": Case("train_rnng", f"--config lstm_tiny --config-overrides {TINY['rnng']} {GRAMMAR}"),
-    "tree_lm": Case(
-        "train_tree_lm",
-        f"--config tree_lm_tiny --config-overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2 {GRAMMAR} "
-        f"{NO_SEARCH}",
-    ),
-    "pushdown": Case(
-        "train_pushdown",
-        "--config pushdown_tiny --config-overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2,"
-        f"intermediate_size=24 {GRAMMAR} {NO_SEARCH}",
-    ),
+    "tree_lm": Case("train_tree_lm",
+         f"--config tree_lm_tiny --config-overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2 {GRAMMAR} "
+         f"{NO_SEARCH}"),
+    "pushdown": Case("train_pushdown",
+         "--config pushdown_tiny --config-overrides hidden_size=16,num_hidden_layers=1,num_attention_heads=2,"
+         f"intermediate_size=24 {GRAMMAR} {NO_SEARCH}"),
     # The rates are halved after the first epoch without a best.
-    "urnng": Case(
-        "train_urnng",
-        f"--config urnng_tiny --config-overrides hidden_size=6,num_layers=1,dropout=0.1 {TREES} --seed 0 "
-        "--per-device-train-batch-size 4 --batch-group-size 8 --num-samples 3 --importance-samples 8 "
-        "--network-hidden-size 5 --num-train-epochs 2 --gradient-accumulation-steps 2 --checkpointing-steps 1 "
-        "--network-epochs 1 --decay-epoch 0",
-        1,
-    ),
+    "urnng": Case("train_urnng",
+         f"--config urnng_tiny --config-overrides hidden_size=6,num_layers=1,dropout=0.1 {TREES} --seed 0 "
+         "--per-device-train-batch-size 4 --batch-group-size 8 --num-samples 3 --importance-samples 8 "
+         "--network-hidden-size 5 --num-train-epochs 2 --gradient-accumulation-steps 2 --checkpointing-steps 1 "
+         "--network-epochs 1 --decay-epoch 0", 1),
     # In the middle of the second epoch, which has more sentences than the first.
-    "pcfg": Case(
-        "train_pcfg",
-        f"--config pcfg_tiny --config-overrides {TINY['pcfg']},latent_size=3,encoder_embedding_size=5,"
-        f"encoder_hidden_size=4 {TREES} --seed 0 --per-device-train-batch-size 2 --batch-group-size 8 "
-        "--num-train-epochs 3 --curriculum-words 12 --curriculum-growth 6 --parse-sentences 4 "
-        "--gradient-accumulation-steps 2 --checkpointing-steps 3",
-        1,
-    ),
+    "pcfg": Case("train_pcfg",
+         f"--config pcfg_tiny --config-overrides {TINY['pcfg']},latent_size=3,encoder_embedding_size=5,"
+         f"encoder_hidden_size=4 {TREES} --seed 0 --per-device-train-batch-size 2 --batch-group-size 8 "
+         "--num-train-epochs 3 --curriculum-words 12 --curriculum-growth 6 --parse-sentences 4 "
+         "--gradient-accumulation-steps 2 --checkpointing-steps 3", 1),
     # In the middle of an epoch and of a phase: averaging begins after the first epoch, fine-tuning after the third.
-    "on_lstm": Case(
-        "train_recurrent",
-        f"{RECURRENT} --architecture on_lstm --config-overrides {TINY['on_lstm']},supervised_layers=[1] "
-        "--tree-supervision --schedule adam-asgd --averaging-epoch 1 --finetuning-epoch 3",
-        -2,
-    ),
-    "prpn": Case(
-        "train_recurrent",
-        f"{RECURRENT} --architecture prpn --config-overrides {TINY['prpn']},parsing_network=recurrent "
-        "--tree-supervision --schedule adam-plateau --plateau-patience 0 --batching sentences",
-        -2,
-    ),
-    "palm": Case(
-        "train_recurrent",
-        f"{RECURRENT} --architecture palm --config-overrides {TINY['palm']},output_gate=False --tree-supervision "
-        "--schedule sgd-asgd --non-monotone-interval 1 --learning-rate 10",
-        -2,
-    ),
-    "awd_lstm": Case(
-        "train_recurrent",
-        f"{RECURRENT} --architecture awd_lstm --config-overrides {TINY['awd_lstm']} --schedule adam-plateau "
-        "--tokenizer-type characters --bptt 60",
-        -2,
-    ),
+    "on_lstm": Case("train_recurrent",
+         f"{RECURRENT} --architecture on_lstm --config-overrides {TINY['on_lstm']},supervised_layers=[1] "
+         "--tree-supervision --schedule adam-asgd --averaging-epoch 1 --finetuning-epoch 3", -2),
+    "prpn": Case("train_recurrent",
+         f"{RECURRENT} --architecture prpn --config-overrides {TINY['prpn']},parsing_network=recurrent "
+         "--tree-supervision --schedule adam-plateau --plateau-patience 0 --batching sentences", -2),
+    "palm": Case("train_recurrent",
+         f"{RECURRENT} --architecture palm --config-overrides {TINY['palm']},output_gate=False --tree-supervision "
+         "--schedule sgd-asgd --non-monotone-interval 1 --learning-rate 10", -2),
+    "awd_lstm": Case("train_recurrent",
+         f"{RECURRENT} --architecture awd_lstm --config-overrides {TINY['awd_lstm']} --schedule adam-plateau "
+         "--tokenizer-type characters --bptt 60", -2),
     "glue-gpst": Case("finetune_glue", "--max-train-steps 4 --evaluation-steps 2"),
     "glue-gpt2": Case("finetune_glue", "--max-train-steps 4 --evaluation-steps 2"),
-    "summarization-gpst": Case(
-        "finetune_summarization",
-        "--max-train-steps 4 --evaluation-steps 2 --num-validation-summaries 2 --summary-column references "
-        "--summary-loss-only --max-eval-samples 3",
-    ),
-    "induction-gpst": Case(
-        "finetune_grammar_induction",
-        "--max-train-steps 9 --num-train-epochs 2 --per-device-train-batch-size 12 --config-overrides "
-        "stop_structure_gradient=false,token_loss_weight=1.0,surrogate=false --methods inside",
-    ),
-}
+    "summarization-gpst": Case("finetune_summarization",
+         "--max-train-steps 4 --evaluation-steps 2 --num-validation-summaries 2 --summary-column references "
+         "--summary-loss-only --max-eval-samples 3"),
+    "induction-gpst": Case("finetune_grammar_induction",
+         "--max-train-steps 9 --num-train-epochs 2 --per-device-train-batch-size 12 --config-overrides "
+         "stop_structure_gradient=false,token_loss_weight=1.0,surrogate=false --methods inside"),
+}  # fmt: skip
 
 
 class Straight(NamedTuple):
@@ -176,9 +148,7 @@ def same_files(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_resumed_run_is_bit_equal(
-    name: str, straight_run: Callable[..., Straight], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resumed_run_is_bit_equal(name: str, straight_run: Callable[..., Straight], tmp_path: Path, capsys) -> None:
     straight, run = straight_run(name, capsys)
     start = checkpoints.list_checkpoints(straight)[CASES[name].checkpoint]
     step = int(start.name.removeprefix("step_"))
@@ -271,9 +241,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
         ("--validation-files {test}", r"validation '.*' \(now '.*'\)"),
     ],
 )
-def test_other_settings_are_named(
-    flags: str, setting: str, straight_run: Callable[..., Straight], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_settings_are_named(flags: str, setting: str, straight_run: Callable[..., Straight], capsys) -> None:
     straight, run = straight_run("awd_lstm", capsys)
     flags = flags.format(test=straight.parent / "trees.test.txt")
     refused(setting, run, straight, "--resume-from-checkpoint", "latest", *flags.split())

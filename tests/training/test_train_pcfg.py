@@ -19,16 +19,12 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.programs import train_pcfg
 from hf_synlm.training.tasks.stream_batches import read_words
-from tests.helpers.training_runs import TINY, run_here, sample_treebank
+from tests.helpers.training_runs import TINY, sample_treebank
 
 SIZES = TINY["pcfg"]
 COMPOUND = "latent_size=3,encoder_embedding_size=5,encoder_hidden_size=4"
-GRAMMARS = {
-    "dense": SIZES,
-    "compound": f"{SIZES},{COMPOUND}",
-    "low rank": f"{SIZES},grammar=tensor_shared,rank=5",
-    "simple": f"{SIZES},grammar=simple",
-}
+GRAMMARS = {"dense": SIZES, "compound": f"{SIZES},{COMPOUND}", "simple": f"{SIZES},grammar=simple"}
+GRAMMARS["low rank"] = f"{SIZES},grammar=tensor_shared,rank=5"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +37,7 @@ Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Run:
+def run(corpus: dict[str, str], program: Run) -> Run:
     """Runs the program in this process; its results and what it printed."""
 
     def start(output_dir: Path, *flags: str, kind: str = "", grammar: str = SIZES) -> dict[str, Any]:
@@ -52,7 +48,7 @@ def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Run:
             *files,
             *("--curriculum-words", "0", "--learning-rate", "0.02", "--logging-steps", "1", "--seed", "0", *flags),
         ]
-        return run_here("train_pcfg", argv, corpus["cache"], capsys)
+        return program("train_pcfg", argv)
 
     return start
 

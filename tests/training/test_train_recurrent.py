@@ -23,12 +23,7 @@ from hf_synlm.evaluation.trees.gold_treebank import make_treebank
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.training.arguments import base as run_arguments
-from hf_synlm.training.arguments.text import (
-    ParsingArguments,
-    RecurrentModelArguments,
-    RecurrentTrainingArguments,
-    StreamDataArguments,
-)
+from hf_synlm.training.arguments import text as text_arguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import train_recurrent
@@ -106,7 +101,7 @@ def test_rate_is_halved_on_plateaus_as_torch_does() -> None:
 
 
 def make_optimizer(model: torch.nn.Module, **changes: Any) -> schedules.PhasedOptimizer:
-    training = RecurrentTrainingArguments(output_dir="x", weight_decay=1.2e-6, learning_rate=5.0)
+    training = text_arguments.RecurrentTrainingArguments(output_dir="x", weight_decay=1.2e-6, learning_rate=5.0)
     return schedules.make_phased_optimizer(Accelerator(cpu=True), model, arguments(**changes), training)[1]
 
 
@@ -302,7 +297,9 @@ def test_a_corpus_may_be_a_single_long_line(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "text.txt").write_text("a b c a b c a\n\nb\n", encoding="utf-8")
     file = str(tmp_path / "text.txt")
     for kind, expected in (("words", "a b c a b c a </s> </s> b </s>"), ("characters", "a b c a b c a")):
-        data = StreamDataArguments([file], [file], file_format="text", tokenizer_type=kind, tokenizer_vocab_size=None)
+        data = text_arguments.StreamDataArguments(
+            [file], [file], file_format="text", tokenizer_type=kind, tokenizer_vocab_size=None
+        )
         accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
         tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path / kind)
         stream = stream_batches.load_stream(data, [file], tokenizer)
@@ -312,7 +309,7 @@ def test_a_corpus_may_be_a_single_long_line(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_preprocessing_and_limits(corpus: dict[str, str]) -> None:
-    data = StreamDataArguments([corpus["train"]], [corpus["valid"]], preprocessing="ptb-concat")
+    data = text_arguments.StreamDataArguments([corpus["train"]], [corpus["valid"]], preprocessing="ptb-concat")
     words = list(stream_batches.read_words(data.train_files, data))
     assert len(words) == 30 and all(word == "N" or word == word.lower() for sentence in words for word in sentence)
     assert not {",", "."} & {word for sentence in words for word in sentence}
@@ -347,7 +344,7 @@ def test_best_weights_are_saved_and_load_without_the_package(corpus: dict[str, s
     assert best["step"] == found["best_step"] == found["step"]  # the averages of the second epoch
     model = ONLSTMForCausalLM.from_pretrained(output_dir / "model")
     tokenizer = AutoTokenizer.from_pretrained(output_dir / "model")
-    data = StreamDataArguments([corpus["train"]], [corpus["valid"]])
+    data = text_arguments.StreamDataArguments([corpus["train"]], [corpus["valid"]])
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(output_dir)))
     stream = stream_batches.load_stream(data, [corpus["valid"]], tokenizer)
     assert text_recipe.evaluate_stream(accelerator, model, stream, 2, 8) == best["losses"]["nats"]
@@ -394,9 +391,7 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
         ("prpn", ("--file-format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    architecture: str, more: tuple[str, ...], message: str, corpus: dict[str, str], tmp_path: Path
-) -> None:
+def test_what_does_not_go_together_is_refused(architecture: str, more: tuple[str, ...], message: str, corpus, tmp_path):
     if "{model}" in more:
         other = word_tokenizer([["a"]])
         other.pad_token = None
@@ -415,15 +410,15 @@ def test_continues_from_a_model_with_trees_or_without(corpus: dict[str, str], tm
     *_, tokenizer, model = small_model(corpus, tmp_path, "palm")
     model.save_pretrained(tmp_path / "palm")
     for architecture, message in (("awd_lstm", "architecture is 'awd_lstm'"), ("prpn", "type 'palm', not 'prpn'")):
-        arguments = RecurrentModelArguments(architecture, model_name_or_path=str(tmp_path / "palm"))
+        arguments = text_arguments.RecurrentModelArguments(architecture, model_name_or_path=str(tmp_path / "palm"))
         refused(message, train_recurrent.RecurrentRecipe(None, arguments, None, None, None, None).make_model, tokenizer)
 
 
 def test_text_that_is_trees_is_refused(corpus: dict[str, str], tmp_path: Path) -> None:
-    def text(content: str) -> StreamDataArguments:
+    def text(content: str) -> text_arguments.StreamDataArguments:
         (tmp_path / "text.txt").write_text(content, encoding="utf-8")
         files = ([corpus["train.words"]], [str(tmp_path / "text.txt")])
-        return StreamDataArguments(*files, file_format="text")
+        return text_arguments.StreamDataArguments(*files, file_format="text")
 
     for content in ("\n(S (NN a) (VB b))\n", "( (S\n   (NN a)\n   (VB b)))\n", "(S (NN New York) (VB b))\nx\n"):
         refused("--file-format treebank", text, content)
@@ -437,7 +432,7 @@ def test_a_tokenizer_of_other_words_is_refused(tmp_path: Path) -> None:
 
     def tokenizer(text: str, path: Path = file, **options: Any) -> Any:
         path.write_text(text, encoding="utf-8")
-        data = StreamDataArguments([str(path)], [str(path)], file_format="text", **options)
+        data = text_arguments.StreamDataArguments([str(path)], [str(path)], file_format="text", **options)
         return stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path)
 
     vocabulary = tokenizer("a b c\nd\n").get_vocab()
@@ -450,8 +445,8 @@ def test_a_tokenizer_of_other_words_is_refused(tmp_path: Path) -> None:
 def test_leaves_of_several_words_are_read_on_demand(tmp_path: Path) -> None:
     file = str(tmp_path / "trees.txt")
     Path(file).write_text("(S (NP (NN New York)) (VP (VBZ sleeps)))\n", encoding="utf-8")
-    data = StreamDataArguments([file], [file], split_leaves=True)
-    parsing = ParsingArguments(punctuation="keep")
+    data = text_arguments.StreamDataArguments([file], [file], split_leaves=True)
+    parsing = text_arguments.ParsingArguments(punctuation="keep")
     parsing.complete(data)
     refused(r"trees.txt:1: .*split_leaves=True", parsing.treebank, parsing.parsing_files, {})
     assert parsing.treebank(parsing.parsing_files, data.reading).words == [["New", "York", "sleeps"]]

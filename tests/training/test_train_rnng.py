@@ -8,16 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from accelerate import Accelerator
 from tokenizers import ByteLevelBPETokenizer
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
 
 from hf_synlm import LSTMForCausalLM, TreeLMForCausalLM
 from hf_synlm.cli import main
@@ -32,7 +25,7 @@ from hf_synlm.training.engine import samplers
 from hf_synlm.training.programs import train_rnng
 from hf_synlm.training.tasks.tree_evaluation import spread
 from tests.helpers.refusals import refused
-from tests.helpers.training_runs import TINY, cut_off, run_here, sample_files
+from tests.helpers.training_runs import TINY, cut_off, sample_files
 
 SMALL = TINY["rnng"]
 # Beams of the model that is saved: the report uses them, too.
@@ -59,13 +52,9 @@ def flags_of(corpus: dict[str, str], output_dir: Path, architecture: str, *flags
 
 
 @pytest.fixture
-def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+def run(corpus: dict[str, str], program: Callable[..., dict]) -> Callable[..., dict]:
     """Runs the program in this process; its results and what it printed."""
-
-    def start(output_dir: Path, architecture: str, *flags: str) -> dict:
-        return run_here("train_rnng", flags_of(corpus, output_dir, architecture, *flags), corpus["cache"], capsys)
-
-    return start
+    return lambda output_dir, *flags: program("train_rnng", flags_of(corpus, output_dir, *flags))
 
 
 def parse(*flags: str) -> tuple:
@@ -153,7 +142,7 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     assert {"search (beams 2 and 7)", "right", "random"} <= set(report)
     # The process without the package finds the same trees.
     assert report["search (beams 2 and 7)"]["sentence_f1"] == results["test"]["search"]["induction_sentence_f1"]
-    assert AutoConfig.from_pretrained(tmp_path / "out" / "model").text_style == "treebank"
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "out" / "model").text_style == "treebank"
     # The last checkpoint is the best one, and the output folder stands for the model.
     assert results["best_step"] == 5
     assert main(["export", str(tmp_path / "out" / "step_5"), "--out", str(tmp_path / "exported")]) == 0
@@ -169,10 +158,10 @@ def decoder(corpus: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     backend = ByteLevelBPETokenizer()
     backend.train([corpus["train"]], vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False)
     end = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-    PreTrainedTokenizerFast(tokenizer_object=backend._tokenizer, **end).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=backend._tokenizer, **end).save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"vocab_size": 300, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
-    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).save_pretrained(folder)
     return str(folder)
 
 
@@ -182,37 +171,33 @@ def backbone_flags(corpus: dict[str, str], decoder: str, output_dir: Path, *flag
 
 
 @pytest.mark.usefixtures("warm_verify")
-def test_a_decoder_becomes_a_tree_lm(
-    corpus: dict[str, str], decoder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_decoder_becomes_a_tree_lm(corpus: dict[str, str], decoder: str, program, tmp_path: Path) -> None:
     """With its weights and tokenizer."""
     flags = backbone_flags(corpus, decoder, tmp_path / "out", "--max-train-steps", "2", "--final-report")
-    results = run_here("train_tree_lm", flags, corpus["cache"], capsys)
+    results = program("train_tree_lm", flags)
     assert "computes the same without hf_synlm." in results["stdout"]
     assert results["test"]["search"]["num_sentences"] == 6
     model = TreeLMForCausalLM.from_pretrained(tmp_path / "out" / "model")
     assert model.config.backbone_config.model_type == "gpt2" and model.config.pad_token_id == 0
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
     (sentence,) = parse_sentences(model, tokenizer, ["unbelievable economies"])
     assert sentence.words == ("unbelievable", "economies")
 
 
 @pytest.mark.usefixtures("warm_verify")
-def test_lora_on_a_decoder_gives_an_adapter(
-    corpus: dict[str, str], decoder: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_lora_on_a_decoder_gives_an_adapter(corpus, decoder: str, program, capsys, tmp_path: Path) -> None:
     """Which needs the backbone and nothing else; the run resumes as it was."""
     lora = ("--lora-r", "2", "--backbone-name", "owner/gpt2", "--max-train-steps", "3", "--checkpointing-steps", "2")
     flags = backbone_flags(corpus, decoder, tmp_path / "whole", *lora, "--final-report")
-    whole = run_here("train_tree_lm", flags, corpus["cache"], capsys)
+    whole = program("train_tree_lm", flags)
     assert "computes the same without hf_synlm." in whole["stdout"]
     folder = tmp_path / "whole" / "model"
     assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) < 50_000
     assert decoder not in (folder / "config.json").read_text() and "owner/gpt2" in (folder / "README.md").read_text()
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
     flags = backbone_flags(corpus, decoder, tmp_path / "cut", *lora, "--resume-from-checkpoint", "latest")
-    refused("lora_alpha", run_here, "train_tree_lm", [*flags, "--lora-alpha", "3"], corpus["cache"], capsys)
-    again = run_here("train_tree_lm", flags, corpus["cache"], capsys)
+    refused("lora_alpha", program, "train_tree_lm", [*flags, "--lora-alpha", "3"])
+    again = program("train_tree_lm", flags)
     assert again["evaluations"][-1] == whole["evaluations"][-1]
     text = tmp_path / "text.txt"
     text.write_text("unbelievable economies\n")
@@ -223,7 +208,7 @@ def test_lora_on_a_decoder_gives_an_adapter(
     assert "--backbone" in capsys.readouterr().err
     for flags, named in ((["--lora-alpha", "3"], "lora-alpha"), ([*lora, "--lora-target-modules", "w"], "'w'")):
         wrong = backbone_flags(corpus, decoder, tmp_path / "wrong", *flags)
-        refused(named, run_here, "train_tree_lm", wrong, corpus["cache"], capsys)
+        refused(named, program, "train_tree_lm", wrong)
 
 
 @pytest.mark.usefixtures("warm_verify")
@@ -241,9 +226,7 @@ def test_treebanks_with_other_tags(run: Callable[..., dict], tmp_path: Path) -> 
     assert results["test"]["search"]["punctuation_by"] == "form"
 
 
-def test_early_stopping_keeps_and_saves_the_best_model(
-    run: Callable[..., dict], corpus: dict[str, str], tmp_path: Path
-) -> None:
+def test_early_stopping_keeps_and_saves_the_best_model(run: Callable[..., dict], corpus: dict[str, str], tmp_path):
     # A learning rate that ruins the model at once: the untrained model stays the best.
     flags = "--learning-rate 30 --lr-scheduler-type constant --warmup-ratio 0 --evaluation-steps 1 "
     flags += "--early-stopping-patience 2 --num-train-epochs 0 --max-train-steps 7"
@@ -257,17 +240,15 @@ def test_early_stopping_keeps_and_saves_the_best_model(
     assert nats == pytest.approx(_nats(model, tmp_path / "out", corpus), rel=1e-5)
 
 
-def test_a_gpt2_learns_the_same_words_after_a_begin_token(
-    corpus: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_gpt2_learns_the_same_words_after_a_begin_token(corpus: dict[str, str], tmp_path: Path, program) -> None:
     words = (tree.words for tree in read_treebank(corpus["train"]))
     subword_tokenizer(words, 400).save_pretrained(tmp_path / "tokenizer")
     flags = f"--config gpt2_free --config-overrides n_embd=8,n_layer=1,n_head=2 --tokenizer-name {tmp_path}/tokenizer "
     flags += f"--train-files {corpus['train']} --validation-files {corpus['valid']} --output-dir {tmp_path}/out "
     flags += "--max-batch-actions 600 --num-train-epochs 1 --dataloader-num-workers 0"
-    results = run_here("train_rnng", flags.split(), corpus["cache"], capsys)
+    results = program("train_rnng", flags.split())
     assert results["step"] > 3
-    model = GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "model")
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "model")
     losses = results["evaluations"][-1]["losses"]
     assert losses["nats"] == pytest.approx(_nats(model, tmp_path / "out", corpus), rel=1e-5)
     num_words = sum(len(tree.words) for tree in read_treebank(corpus["valid"]))
@@ -275,9 +256,9 @@ def test_a_gpt2_learns_the_same_words_after_a_begin_token(
     refused("from scratch", parse, "--architecture", "gpt2", "--model-preset", "gpt2-small")
 
 
-def _nats(model: LSTMForCausalLM | GPT2LMHeadModel, output_dir: Path, corpus: dict[str, str]) -> float:
+def _nats(model: LSTMForCausalLM | transformers.GPT2LMHeadModel, output_dir: Path, corpus: dict[str, str]) -> float:
     """Likelihood of the validation words, sentence by sentence, by the definition."""
-    tokenizer, total = AutoTokenizer.from_pretrained(output_dir / "model"), 0.0
+    tokenizer, total = transformers.AutoTokenizer.from_pretrained(output_dir / "model"), 0.0
     for sentence in read_treebank(corpus["valid"]):
         ids = tokenizer(" ".join(sentence.words), return_tensors="pt", add_special_tokens=False)["input_ids"]
         with torch.no_grad():
@@ -296,9 +277,7 @@ def small_batch(accelerator: Accelerator, corpus: dict[str, str], tmp_path: Path
 
 
 @pytest.mark.parametrize("normalization", ["batch", "sum", "action", "token"])
-def test_perplexities_are_those_of_the_definition(
-    normalization: str, corpus: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_perplexities_are_those_of_the_definition(normalization: str, corpus: dict[str, str], tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", corpus["cache"])
     accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
     recipe, model = small_batch(accelerator, corpus, tmp_path, loss_normalization=normalization)
@@ -338,7 +317,7 @@ def test_baselines_have_no_trees_to_search() -> None:
 def test_overrides_that_the_data_decide_are_refused() -> None:
     tokenizer = word_tokenizer([["a"]])
 
-    def make(**fields: int) -> PreTrainedModel:
+    def make(**fields: int) -> transformers.PreTrainedModel:
         arguments = RNNGModelArguments(config_overrides={"embedding_size": 8, "hidden_size": 8, **fields})
         recipe = train_rnng.RNNGRecipe(Accelerator(cpu=True), arguments, None, None, None)
         recipe.tokenizer = tokenizer

@@ -1,5 +1,6 @@
 """Training of URNNG: the objectives against the authors' program, and what is saved."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hf_synlm.training.programs import train_urnng
 from hf_synlm.training.tasks import variational
 from tests.helpers.goldens import read_tensors
 from tests.helpers.refusals import refused
-from tests.helpers.training_runs import run_here, sample_files
+from tests.helpers.training_runs import sample_files
 from tests.models.urnng.test_modeling_urnng import AUTHORS_NAMES, authors_model
 from tests.training.test_inference_network import CASES, load_network, network_names
 
@@ -110,7 +111,7 @@ def check_gradients(found: dict[str, Tensor], grads: dict[str, Tensor], prefix: 
 
 
 # ---------------------------------------------------------------------------------------------- the program
-def test_supervised_models_continue_on_words_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_supervised_models_continue_on_words_alone(tmp_path: Path, program: Callable[..., dict]) -> None:
     corpus = sample_files(tmp_path, "trees", train=24, valid=8, test=5)
 
     def run(output_dir: Path, *flags: str, config: str = "urnng_tiny") -> dict:
@@ -121,7 +122,7 @@ def test_supervised_models_continue_on_words_alone(tmp_path: Path, capsys: pytes
             *("--per-device-train-batch-size", "4", "--batch-group-size", "8", "--logging-steps", "1"),
             *("--num-samples", "3", "--importance-samples", "8", "--network-hidden-size", "5", "--seed", "0", *flags),
         ]
-        return run_here("train_urnng", argv, corpus["cache"], capsys)
+        return program("train_urnng", argv)
 
     sizes = ("--config-overrides", "hidden_size=6,num_layers=1,dropout=0.1")
     gold = run(tmp_path / "gold", *sizes, "--objective", "supervised", "--max-train-steps", "8")
@@ -130,9 +131,7 @@ def test_supervised_models_continue_on_words_alone(tmp_path: Path, capsys: pytes
     folder = tmp_path / "gold" / "model"
     model, network = URNNGForCausalLM.from_pretrained(folder), variational.load_network(folder)
     assert not any(name.startswith("inference_network") for name in load_file(folder / "model.safetensors"))
-    again = run(
-        tmp_path / "words", "--model-name-or-path", str(folder), "--max-train-steps", "2", config="urnng_ptb"
-    )  # fmt: skip
+    again = run(tmp_path / "words", "--model-name-or-path", str(folder), "--max-train-steps=2", config="urnng_ptb")
     assert again["evaluations"][0]["losses"] == kept_evaluation(gold)["losses"]
     assert network.sizes["embedding_size"] == model.config.hidden_size == 6
 

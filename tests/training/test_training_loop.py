@@ -30,7 +30,7 @@ from hf_synlm.training.engine.sample_texts import sample_texts
 from hf_synlm.training.engine.steps import StopSignals
 from hf_synlm.training.engine.word_counts import WordCounter
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.helpers.training_runs import reset_accelerate
 from tests.models.gpst.test_modeling_gpst import NO_DROPOUT, ids_of, tiny
 from tests.models.rnng import test_modeling_rnng as rnng
@@ -238,8 +238,7 @@ def test_nan_names_the_samples(steps_between: dict[str, int], first: int, tmp_pa
         return {"step": step}
 
     message = rf"^loss.*steps 1 and 4, first at step {first}, .* samples \[4, 5, 6, 7\]"
-    with pytest.raises(FloatingPointError, match=message):
-        train(run, batches, poisoned, evaluate=evaluate)
+    raised(FloatingPointError, message, train, run, batches, poisoned, evaluate=evaluate)
 
 
 def test_infinite_gradient_of_a_finite_loss(tmp_path: Path) -> None:
@@ -249,8 +248,7 @@ def test_infinite_gradient_of_a_finite_loss(tmp_path: Path) -> None:
         weight = model.lm_head.weight[0, 0]
         return (weight - weight.detach()).clamp_min(0).sqrt() + 1, {}
 
-    with pytest.raises(FloatingPointError, match="^gradient_norm .* step 1"):
-        train(run, batches, steep)
+    raised(FloatingPointError, "^gradient_norm .* step 1", train, run, batches, steep)
 
 
 def test_full_disk(tmp_path: Path) -> None:
@@ -266,8 +264,7 @@ def test_full_disk(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
-        with pytest.raises(OSError, match="step_2.*step_1"):
-            train(run, batches, fill)
+        raised(OSError, "step_2.*step_1", train, run, batches, fill)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
@@ -305,8 +302,7 @@ def test_a_repository_that_cannot_be_made_is_seen_before_work(tmp_path: Path, mo
 
 def test_a_push_that_fails_says_that_the_run_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = make_run(tmp_path, push_to_hub=True, hub_model_id="a/b")
-    with pytest.raises(RuntimeError, match="hf upload a/b"):
-        push_final_model(run)  # there is no such folder
+    raised(RuntimeError, "hf upload a/b", push_final_model, run)
 
 
 def test_a_failing_export_keeps_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,8 +314,7 @@ def test_a_failing_export_keeps_the_last_step(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("hf_synlm.training.engine.export.export_model", fail)
-    with pytest.raises(OSError, match="The model .*step_3"):
-        export_run(run, word_tokenizer([["a"]]), {}, run.output_dir / "model")
+    raised(OSError, "The model .*step_3", export_run, run, word_tokenizer([["a"]]), {}, run.output_dir / "model")
 
 
 # ---------------------------------------------------------------------------------------------- numbers of words
@@ -456,8 +451,7 @@ def test_stop_signals() -> None:
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.received == "SIGTERM" and signal.getsignal(signal.SIGTERM) == before
-        with pytest.raises(KeyboardInterrupt):  # the second one acts as ever
-            os.kill(os.getpid(), signal.SIGINT)
+        raised(KeyboardInterrupt, None, os.kill, os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -32,7 +32,7 @@ from hf_synlm.training.programs.prepare_text import prepare
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe, collate_plain
 from hf_synlm.training.tasks import finetuning
 from tests.helpers.refusals import refused
-from tests.helpers.training_runs import SMALL_GPST, TRAINING, run_here, sample_files
+from tests.helpers.training_runs import SMALL_GPST, TRAINING, sample_files
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,9 @@ def flags_of(corpus: dict[str, str], output_dir: Path, *flags: str) -> list[str]
 
 
 @pytest.fixture
-def run(corpus: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+def run(corpus: dict[str, str], program: Callable[..., dict]) -> Callable[..., dict]:
     """Runs the program in this process; its results and what it printed."""
-
-    def start(output_dir: Path, *flags: str) -> dict:
-        return run_here("pretrain_gpst", flags_of(corpus, output_dir, *flags), corpus["cache"], capsys)
-
-    return start
+    return lambda output_dir, *flags: program("pretrain_gpst", flags_of(corpus, output_dir, *flags))
 
 
 def parse(*flags: str) -> tuple:
@@ -108,7 +104,7 @@ def test_prepared_text_is_taken_as_it_is(run: Callable[..., dict], corpus: dict[
 
 
 @pytest.mark.parametrize("text", ["The old man saw the dog.\n\nThe dog saw him.\n", "A cat sat. It slept."])
-def test_own_text_without_a_configuration(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_text_without_a_configuration(text: str, tmp_path: Path, program: Callable[..., dict]) -> None:
     """The smallest texts train a small model; what was chosen is said."""
     file = tmp_path / "my.txt"
     file.write_text(text)
@@ -116,16 +112,10 @@ def test_own_text_without_a_configuration(text: str, tmp_path: Path, capsys: pyt
     argv = ("--train-files", str(file), "--output-dir", str(tmp_path / "out"), "--final-report")
     steps = ("--max-train-steps", "21", "--num-train-epochs", "0")
     argv = (*argv, *(steps if "\n" in text else ("--config", str(own))))
-    found = run_here("pretrain_gpst", argv, str(tmp_path / "cache"), capsys)
+    found = program("pretrain_gpst", argv)
     chosen = "no --config: gpst_own_text is used" if "\n" in text else "--config names no size: gpst_own_text counts"
-    told = (
-        chosen,
-        "--final-report: there is none without --test-trees",
-        "step 20: the other 1 steps take about",
-        "0 left out as too long",
-        "synlm evaluate perplexity FILE",
-    )
-    for line in told:
+    told = ("--final-report: there is none without --test-trees", "step 20: the other 1 steps take about")
+    for line in (chosen, *told, "0 left out as too long", "synlm evaluate perplexity FILE"):
         assert line in found["stdout"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "model")
     assert model.config.hidden_size == 64 and model.config.text_style is None and found["step"] == 21
@@ -149,15 +139,13 @@ def test_configurations_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gpst_tiny" in listed and "gpst_own_text" in listed and "rnng" not in listed
 
 
-def test_baseline_on_the_same_contexts(
-    corpus: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_baseline_on_the_same_contexts(corpus: dict[str, str], tmp_path: Path, program) -> None:
     def flags(name: str, *more: str) -> list[str]:
         gpst = flags_of(corpus, tmp_path / name, "--max-train-steps", "2", "--generation-steps", "1")
         gpst[gpst.index(SMALL_GPST)] = "n_embd=32,n_head=2,n_positions=64"
         return [flag.replace("gpst_tiny", "gpt2_tiny") for flag in gpst] + list(more)
 
-    results = run_here("pretrain_gpst", flags("out"), corpus["cache"], capsys)
+    results = program("pretrain_gpst", flags("out"))
     assert set(results["train"][0]) == {"step", "loss", "gradient_norm"}
     assert "trees" not in results["evaluations"][-1] and "step 1: generated" in results["stdout"]
     losses = results["evaluations"][-1]["losses"]
@@ -218,12 +206,8 @@ def test_an_ended_run_has_dropped_the_wrapped_model_before_its_processes_part() 
 
     wrapped = Wrapper()
     alive, models, seen = weakref.ref(wrapped), [wrapped], []
-    accelerator = SimpleNamespace(
-        wait_for_everyone=lambda: seen.append("barrier"),
-        unwrap_model=lambda model: model.module,
-        free_memory=models.clear,
-        end_training=lambda: seen.append(alive()),
-    )
+    calls = {"wait_for_everyone": lambda: seen.append("barrier"), "end_training": lambda: seen.append(alive())}
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model.module, free_memory=models.clear, **calls)
     run = SimpleNamespace(accelerator=accelerator, model=wrapped, output_dir=Path("x"))
     del wrapped
     common.end_run(run)
@@ -248,48 +232,43 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
 # Every program checks what it is given before it reads data.
 GPST, RNNG, RECURRENT = GPSTRecipe, train_rnng.RNNGRecipe, train_recurrent.RecurrentRecipe
 PCFG = train_pcfg.PCFGRecipe
+# Options whose name the message has, each alone.
+NAMED = {
+    GPST: ["--max-train-steps 0", "--context-length 0"],
+    RNNG: ["--max-batch-actions 0", "--num-beams 0"],
+    RECURRENT: ["--gradient-checkpointing", "--bptt 0", "--num-train-epochs -1", "--averaging-epoch 0",
+                "--plateau-factor 1", "--averaging-learning-rate 0", "--parsing-max-words 0", "--parse-sentences -1"],
+    PCFG: ["--curriculum-growth -1", "--max-sentence-words 0"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("recipe", "flags", "message"),
     [
+        *((recipe, given, given.split()[0]) for recipe, every in NAMED.items() for given in every),
         (GPST, "--max-grad-norm -1", "--max-grad-norm.* -1"),
         (GPST, "--learning-rate nan", "learning-rate.* nan"),
-        (GPST, "--max-train-steps 0", "--max-train-steps"),
         (GPST, "--push-to-hub", "--hub-model-id"),
         (GPST, "--with-tracking --report-to paper", "report-to is 'paper'"),
         (GPST, "--with-tracking --report-to wandb", "pip install wandb"),
-        (GPST, "--context-length 0", "--context-length"),
         (GPST, "--lr-scheduler-type exponential", "'exponential' .*linear.*cosine"),
         (GPST, "--rows x", "--rows.*'x'"),
         (GPST, "--config gpst_tinny", "'gpst_tinny'.* gpst_tiny\\?"),
         (RNNG, "--architecture gru", "architecture is 'gru'"),
         (RNNG, "--tokenizer-type bpe --lowercase", "lowercase"),
-        (RNNG, "--max-batch-actions 0", "--max-batch-actions"),
-        (RNNG, "--num-beams 0", "--num-beams"),
         (RNNG, "--report-punctuation none", "--report-punctuation.*'none'"),
         (RECURRENT, "--architecture gru", "architecture is 'gru'"),
         (RECURRENT, "--tokenizer-type characters --lowercase", "lowercase is True"),
-        (RECURRENT, "--gradient-checkpointing", "gradient-checkpointing"),
         (RECURRENT, "--file-format text", "--train-files"),
         (RECURRENT, "--file-format text --tree-supervision", "tree-supervision is True"),
         (RECURRENT, f"--train-files {__file__}", "--validation-files"),
         (RECURRENT, "--train-files nowhere.txt --validation-files nowhere.txt", "nowhere.txt"),
-        (RECURRENT, "--bptt 0", "bptt"),
-        (RECURRENT, "--num-train-epochs -1", "--num-train-epochs"),
-        (RECURRENT, "--averaging-epoch 0", "--averaging-epoch"),
-        (RECURRENT, "--plateau-factor 1", "plateau-factor"),
-        (RECURRENT, "--averaging-learning-rate 0", "averaging-learning-rate"),
-        (RECURRENT, "--parsing-max-words 0", "--parsing-max-words"),
         (RECURRENT, "--schedule adam-plateau --finetuning-epoch 3", "finetuning-epoch"),
         (RECURRENT, "--lr-scheduler-type linear", "lr-scheduler-type is 'linear'"),
         (RECURRENT, "--evaluation-steps 10", "evaluation"),
         (RECURRENT, "--parsing-convention wsj", "--parsing-convention.*'wsj'"),
-        (RECURRENT, "--parse-sentences -1", "--parse-sentences"),
         (PCFG, "--architecture gru", "architecture is 'gru'"),
         (PCFG, "--curriculum-words 1", "curriculum-words is 1, .* Use 0 or at least 2"),
-        (PCFG, "--curriculum-growth -1", "--curriculum-growth"),
-        (PCFG, "--max-sentence-words 0", "--max-sentence-words"),
         (PCFG, "--bptt 9", "--bptt is not an option"),
     ],
 )

@@ -101,12 +101,8 @@ SAME_AS_ONE = {
     "pcfg": ("--adam-epsilon", "1e-3"),
 }
 # The whole batch on one process: twice the rows, or (where sentences are sorted into batches) twice the micro steps.
-ONE_PROCESS = {
-    "gpst": ("--per-device-train-batch-size", "4"),
-    "rnng": ("--gradient-accumulation-steps", "2"),
-    "on_lstm": ("--per-device-train-batch-size", "4"),
-    "pcfg": ("--gradient-accumulation-steps", "2"),
-}
+ONE_PROCESS = dict.fromkeys(("gpst", "on_lstm"), ("--per-device-train-batch-size", "4"))
+ONE_PROCESS |= dict.fromkeys(("rnng", "pcfg"), ("--gradient-accumulation-steps", "2"))
 
 
 PRPN = (
@@ -124,12 +120,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         paths = sample_files(folder, kind, train=train, valid=valid)
         given[kind] = ["--train-files", paths["train"], "--validation-files", paths["valid"]]
     gpst = ["--config", "gpst_tiny", "--final-report", "False", *given["raw"], "--overwrite-output-dir", "False"]
-    files = {
-        "gpst": [*gpst, "--per-device-train-batch-size", "2"],
-        "rnng": given["trees"],
-        "on_lstm": [*given["trees"], "--per-device-train-batch-size", "3"],
-        "pcfg": given["trees"],
-    }
+    files = dict.fromkeys(("rnng", "pcfg"), given["trees"])
+    files["gpst"] = [*gpst, "--per-device-train-batch-size", "2"]
+    files["on_lstm"] = [*given["trees"], "--per-device-train-batch-size", "3"]
     jobs = Jobs(folder, files, str(folder / "cache"))
     listed: list[dict[str, Any]] = []
 

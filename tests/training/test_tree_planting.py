@@ -12,15 +12,7 @@ from transformers import AutoModelForCausalLM
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
 from hf_synlm.training.programs import train_tree_planting
-from hf_synlm.training.tasks.tree_planting import (
-    TreePlantingArguments,
-    TreePlantingCollator,
-    TreePlantingTrainer,
-    dependency_edges,
-    edge_counts,
-    encode_sentence,
-    tree_planting_loss,
-)
+from hf_synlm.training.tasks import tree_planting
 from tests.helpers.finetuning import tiny_gpt2, trainer_arguments
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import sample_files
@@ -69,16 +61,16 @@ def loss_by_words(attention: torch.Tensor, word_spans: list[tuple[int, int]], ed
 def test_edges_are_those_of_the_paths() -> None:
     for tree in parse_treebank(TREES):
         spans = [(i, j) for _, i, j in tree.labeled_spans]
-        assert edge_counts(spans, len(tree.words)).int().tolist() == edges_by_paths(tree)
+        assert tree_planting.edge_counts(spans, len(tree.words)).int().tolist() == edges_by_paths(tree)
     # the old dog barks: siblings 2, begin token and end token 2, to each other
     (tree, *_) = parse_treebank(TREES)
-    edges = edge_counts([(i, j) for _, i, j in tree.labeled_spans], 4)
+    edges = tree_planting.edge_counts([(i, j) for _, i, j in tree.labeled_spans], 4)
     assert edges[1].tolist() == [4, 0, 2, 2, 4, 4] and edges[0, 5] == 2
 
 
 def test_arcs_are_those_of_the_dependency_tree() -> None:
     """Den Hund hat sie zu füttern vergessen, whose arcs cross: what is above only one of two words."""
-    edges = dependency_edges([1, 5, 6, 6, 5, 6, -1])
+    edges = tree_planting.dependency_edges([1, 5, 6, 6, 5, 6, -1])
     above = [[0, 1, 5, 6], [1, 5, 6], [2, 6], [3, 6], [4, 5, 6], [5, 6], [6]]
     for i, first in enumerate(above, 1):
         for j, second in enumerate(above, 1):
@@ -108,18 +100,18 @@ def encoded() -> tuple[list[Any], list[Any]]:
     """The trees, and what models read."""
     trees = list(parse_treebank(TREES))
     tokenizer = subword_tokenizer([tree.words for tree in trees], 40)
-    return trees, [encode_sentence(tokenizer, tree.words, tree.labeled_spans) for tree in trees]
+    return trees, [tree_planting.encode_sentence(tokenizer, tree.words, tree.labeled_spans) for tree in trees]
 
 
 def test_loss_and_its_gradient_word_by_word() -> None:
     trees, rows = encoded()
     assert any(end - start > 1 for row in rows for start, end in row["word_spans"])
-    batch = TreePlantingCollator(0)(rows)
+    batch = tree_planting.TreePlantingCollator(0)(rows)
     torch.manual_seed(0)
     length = batch["input_ids"].shape[1]
     scores = torch.randn(3, length, length, dtype=torch.float64, requires_grad=True)
     attention = scores.masked_fill(~torch.ones(length, length, dtype=torch.bool).tril(), -math.inf).softmax(2)
-    loss = tree_planting_loss(attention, batch["word_spans"], batch["edges"])
+    loss = tree_planting.tree_planting_loss(attention, batch["word_spans"], batch["edges"])
     expected = [
         value
         for weights, row, tree in zip(attention.detach(), rows, trees, strict=True)
@@ -131,37 +123,38 @@ def test_loss_and_its_gradient_word_by_word() -> None:
     # Where the attention is the target, nothing is left to learn.
     words = batch["word_spans"].shape[1]
     own = torch.stack([torch.arange(words), torch.arange(words) + 1], 1)[None]
-    edges = edge_counts([(0, words - 2)], words - 2)[None]
+    edges = tree_planting.edge_counts([(0, words - 2)], words - 2)[None]
     best = (-edges[:, 1:, :-1]).masked_fill(~torch.ones(words - 1, words - 1, dtype=torch.bool).tril(), -math.inf)
     best = torch.nn.functional.pad(best.softmax(2), (0, 1, 0, 1))
-    assert float(tree_planting_loss(best, own, edges)) == pytest.approx(0, abs=1e-6)
+    assert float(tree_planting.tree_planting_loss(best, own, edges)) == pytest.approx(0, abs=1e-6)
 
 
-def train(folder: Path, planting: TreePlantingArguments, **options: Any) -> TreePlantingTrainer:
+def train(folder: Path, planting: tree_planting.TreePlantingArguments, **options: Any) -> Any:
     _, rows = encoded()
-    data = {"train_dataset": rows, "eval_dataset": rows, "data_collator": TreePlantingCollator(0)}
-    trainer = TreePlantingTrainer(tiny_gpt2(2, 40), trainer_arguments(folder, **options), planting=planting, **data)
+    data = {"train_dataset": rows, "eval_dataset": rows, "data_collator": tree_planting.TreePlantingCollator(0)}
+    arguments = trainer_arguments(folder, **options)
+    trainer = tree_planting.TreePlantingTrainer(tiny_gpt2(2, 40), arguments, planting=planting, **data)
     trainer.train()
     return trainer
 
 
 def test_one_head_learns_the_trees(tmp_path: Path) -> None:
-    trainer = train(tmp_path, TreePlantingArguments(planting_layer=1, planting_head=1), max_steps=60)
+    trainer = train(tmp_path, tree_planting.TreePlantingArguments(planting_layer=1, planting_head=1), max_steps=60)
     logged = [entry["planting_loss"] for entry in trainer.state.log_history if "planting_loss" in entry]
     assert len(logged) == 60 and logged[-1] < 0.5 * logged[0]
     rows = trainer.eval_dataset
-    batch = TreePlantingCollator(0)(rows)
+    batch = tree_planting.TreePlantingCollator(0)(rows)
     trees = {name: batch.pop(name) for name in ("word_spans", "edges")}
     with torch.no_grad():
         out = trainer.model.eval()(**batch, output_attentions=True)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(out.loss), rel=1e-5)
-    losses = [float(tree_planting_loss(out.attentions[0][:, head], **trees)) for head in (0, 1)]
+    losses = [float(tree_planting.tree_planting_loss(out.attentions[0][:, head], **trees)) for head in (0, 1)]
     assert losses[1] < losses[0]
 
 
 def test_weight_zero_is_the_plain_model(tmp_path: Path) -> None:
-    plain = train(tmp_path, TreePlantingArguments(planting_weight=0.0))
-    planted = train(tmp_path, TreePlantingArguments())
+    plain = train(tmp_path, tree_planting.TreePlantingArguments(planting_weight=0.0))
+    planted = train(tmp_path, tree_planting.TreePlantingArguments())
     assert not any("planting_loss" in entry for entry in plain.state.log_history)
     assert not all(map(torch.equal, plain.model.parameters(), planted.model.parameters()))
 
@@ -181,6 +174,6 @@ def test_program_trains_a_new_model_and_measures_it(tmp_path: Path) -> None:
 
 def test_wrong_options_are_refused() -> None:
     heads = [torch.zeros(1, 2, 3, 3)] * 2
-    refused("planting_layer is 3", TreePlantingArguments(planting_layer=3).attention, heads)
-    refused("planting_head is 2", TreePlantingArguments(planting_head=2).attention, heads)
-    refused("attention", TreePlantingArguments().attention, ())
+    refused("planting_layer is 3", tree_planting.TreePlantingArguments(planting_layer=3).attention, heads)
+    refused("planting_head is 2", tree_planting.TreePlantingArguments(planting_head=2).attention, heads)
+    refused("attention", tree_planting.TreePlantingArguments().attention, ())

@@ -13,15 +13,7 @@ from hf_synlm.data.brackets import brackets_to_spans
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
 from hf_synlm.training.programs import train_treereg
-from hf_synlm.training.tasks.treereg import (
-    TreeRegArguments,
-    TreeRegCollator,
-    TreeRegTrainer,
-    gold_splits,
-    greedy_parse,
-    orthogonal_norms,
-    tree_regularization_loss,
-)
+from hf_synlm.training.tasks import treereg as task
 from hf_synlm.trees.spans import spans_to_brackets
 from tests.helpers.finetuning import tiny_gpt2, trainer_arguments
 from tests.helpers.goldens import read_meta, read_tensors
@@ -29,7 +21,7 @@ from tests.helpers.refusals import refused
 from tests.helpers.training_runs import sample_files
 
 CASES = ("01_words", "02_pieces", "03_edges", "04_llama")
-FULL = TreeRegArguments(treereg_part=1.0)
+FULL = task.TreeRegArguments(treereg_part=1.0)
 
 
 def read(case: str, offset: int = 0) -> tuple[list[dict[str, Any]], dict[str, Tensor], dict[str, Tensor]]:
@@ -40,25 +32,21 @@ def read(case: str, offset: int = 0) -> tuple[list[dict[str, Any]], dict[str, Te
         begins = [place for place, starts in enumerate(sentence["word_starts"]) if starts]
         ends = [*begins[1:], len(sentence["word_starts"])]
         spans, words = brackets_to_spans(sentence["gold"])
-        rows.append({"input_ids": [0], "splits": gold_splits(spans, len(words))})
+        rows.append({"input_ids": [0], "splits": task.gold_splits(spans, len(words))})
         rows[-1]["word_spans"] = [(i + offset, j + offset) for i, j in zip(begins, ends, strict=True)]
-    batch = TreeRegCollator(0)(rows)
-    return (
-        sentences,
-        read_tensors(f"treereg/{case}", "io"),
-        {key: batch[key] for key in ("word_spans", "splits")},
-    )
+    batch = task.TreeRegCollator(0)(rows)
+    return (sentences, read_tensors(f"treereg/{case}", "io"), {key: batch[key] for key in ("word_spans", "splits")})
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradient_are_those_of_the_authors(case: str) -> None:
     sentences, golden, trees = read(case)
     vectors = golden["hidden_states"].requires_grad_()
-    loss = tree_regularization_loss(vectors, **trees)
+    loss = task.tree_regularization_loss(vectors, **trees)
     torch.testing.assert_close(loss, golden["loss/treereg"].view(()), atol=1e-5, rtol=1e-5)
     loss.backward()
     torch.testing.assert_close(vectors.grad, golden["grad_hidden_states"], atol=1e-5, rtol=1e-4)
-    norms = orthogonal_norms(vectors, vectors).triu(1)
+    norms = task.orthogonal_norms(vectors, vectors).triu(1)
     for row, length in zip(zip(norms, golden["orthogonal_norm"], strict=True), golden["lengths"].tolist(), strict=True):
         torch.testing.assert_close(*(values[:length, :length] for values in row), atol=1e-5, rtol=1e-5)
 
@@ -66,7 +54,7 @@ def test_loss_and_gradient_are_those_of_the_authors(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_trees_are_those_of_the_authors(case: str) -> None:
     sentences, golden, trees = read(case)
-    parses = greedy_parse(golden["hidden_states"], trees["word_spans"])
+    parses = task.greedy_parse(golden["hidden_states"], trees["word_spans"])
     for sentence, (spans, score), expected in zip(sentences, parses, golden["parse_score"].tolist(), strict=True):
         assert spans_to_brackets(spans, brackets_to_spans(sentence["gold"])[1]) == sentence["parse"]
         assert score == pytest.approx(expected, abs=1e-4, rel=1e-5)
@@ -83,8 +71,8 @@ def test_gradient_of_a_language_model_with_the_loss() -> None:
     targets = targets.scatter(1, last, model.config.eos_token_id).masked_fill(~mask.bool(), -100)
     out = model(ids, attention_mask=mask, output_hidden_states=True)
     loss = torch.nn.functional.cross_entropy(out.logits.mT, targets)
-    read_vectors = TreeRegArguments(treereg_layer=meta["layer"], treereg_part=meta["part"]).vectors
-    loss = loss + tree_regularization_loss(read_vectors(out.hidden_states), **trees)
+    read_vectors = task.TreeRegArguments(treereg_layer=meta["layer"], treereg_part=meta["part"]).vectors
+    loss = loss + task.tree_regularization_loss(read_vectors(out.hidden_states), **trees)
     torch.testing.assert_close(loss, golden["loss/total"].view(()), atol=1e-5, rtol=1e-5)
     loss.backward()
     grads = read_tensors("treereg/04_llama", "grads")
@@ -95,44 +83,46 @@ def test_gradient_of_a_language_model_with_the_loss() -> None:
 def test_norms_keep_their_digits_where_vectors_share_a_direction() -> None:
     torch.manual_seed(0)
     vectors = torch.randn(1, 20, 32) + 100 * torch.randn(32)
-    exact = orthogonal_norms(vectors.double(), vectors.double())
-    torch.testing.assert_close(orthogonal_norms(vectors, vectors).triu(1).double(), exact.triu(1), atol=1e-4, rtol=1e-5)
+    exact = task.orthogonal_norms(vectors.double(), vectors.double())
+    torch.testing.assert_close(
+        task.orthogonal_norms(vectors, vectors).triu(1).double(), exact.triu(1), atol=1e-4, rtol=1e-5
+    )
     with torch.autocast("cpu", torch.bfloat16):
-        assert orthogonal_norms(vectors, vectors).dtype == torch.float32
+        assert task.orthogonal_norms(vectors, vectors).dtype == torch.float32
 
 
 def examples(count: int) -> list[dict[str, Any]]:
     row = {"input_ids": [0, 5, 6, 7, 8, 0], "word_spans": [(1, 2), (2, 3), (3, 4), (4, 5)]}
-    return [{**row, "splits": gold_splits([(0, 2), (2, 4), (0, 4)], 4)} for _ in range(count)]
+    return [{**row, "splits": task.gold_splits([(0, 2), (2, 4), (0, 4)], 4)} for _ in range(count)]
 
 
-def train(folder: Path, treereg: TreeRegArguments, **options: Any) -> TreeRegTrainer:
-    rows = {"train_dataset": examples(8), "eval_dataset": examples(2), "data_collator": TreeRegCollator(0)}
-    trainer = TreeRegTrainer(tiny_gpt2(4, 20), trainer_arguments(folder, **options), treereg=treereg, **rows)
+def train(folder: Path, treereg: task.TreeRegArguments, **options: Any) -> task.TreeRegTrainer:
+    rows = {"train_dataset": examples(8), "eval_dataset": examples(2), "data_collator": task.TreeRegCollator(0)}
+    trainer = task.TreeRegTrainer(tiny_gpt2(4, 20), trainer_arguments(folder, **options), treereg=treereg, **rows)
     trainer.train()
     return trainer
 
 
 def test_trainer_learns_the_trees_and_evaluates_the_language_model(tmp_path: Path) -> None:
-    trainer = train(tmp_path, TreeRegArguments(treereg_every=2, treereg_part=1.0), max_steps=41)
+    trainer = train(tmp_path, task.TreeRegArguments(treereg_every=2, treereg_part=1.0), max_steps=41)
     logged = [entry["treereg_loss"] for entry in trainer.state.log_history if "treereg_loss" in entry]
     assert len(logged) == 21 and logged[-1] < 0.2 * logged[0]
-    batch = {key: value.to(trainer.model.device) for key, value in TreeRegCollator(0)(examples(2)).items()}
+    batch = {key: value.to(trainer.model.device) for key, value in task.TreeRegCollator(0)(examples(2)).items()}
     spans = batch.pop("word_spans")
     del batch["splits"]
     with torch.no_grad():
         out = trainer.model.eval()(**batch, output_hidden_states=True)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(float(out.loss), rel=1e-5)
-    assert greedy_parse(FULL.vectors(out.hidden_states), spans)[0][0] == [(0, 2), (2, 4), (0, 4)]
+    assert task.greedy_parse(FULL.vectors(out.hidden_states), spans)[0][0] == [(0, 2), (2, 4), (0, 4)]
 
 
 def test_accumulation_does_not_change_a_step(tmp_path: Path) -> None:
-    every_step = TreeRegArguments(treereg_every=1, treereg_weight=3.0)
+    every_step = task.TreeRegArguments(treereg_every=1, treereg_weight=3.0)
     whole = train(tmp_path, every_step, per_device_train_batch_size=8, optim="sgd")
     parts = train(tmp_path, every_step, per_device_train_batch_size=2, gradient_accumulation_steps=4, optim="sgd")
     for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
-    plain = train(tmp_path, TreeRegArguments(treereg_weight=0.0), per_device_train_batch_size=8, optim="sgd")
+    plain = train(tmp_path, task.TreeRegArguments(treereg_weight=0.0), per_device_train_batch_size=8, optim="sgd")
     assert not torch.equal(plain.model.transformer.h[0].ln_1.weight, whole.model.transformer.h[0].ln_1.weight)
 
 
@@ -169,5 +159,5 @@ def test_controls_have_trees_of_others(tmp_path: Path) -> None:
 
 
 def test_wrong_options_are_refused() -> None:
-    refused("treereg-part", TreeRegArguments, treereg_part=0.0)
-    refused("treereg-layer is 7", TreeRegArguments(treereg_layer=7).vectors, [torch.zeros(1, 1, 4)] * 3)
+    refused("treereg-part", task.TreeRegArguments, treereg_part=0.0)
+    refused("treereg-layer is 7", task.TreeRegArguments(treereg_layer=7).vectors, [torch.zeros(1, 1, 4)] * 3)

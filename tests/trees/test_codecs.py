@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
-from hf_synlm.trees.codecs import (
-    ActionCodec,
-    AttachmentCodec,
-    LabeledCodec,
-    TreeCodec,
-    binary_token_spans,
-)
+from hf_synlm.trees.codecs import ActionCodec, AttachmentCodec, LabeledCodec, TreeCodec, binary_token_spans
 from hf_synlm.trees.spans import fold_tokens
 
 BINARY = (

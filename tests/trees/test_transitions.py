@@ -15,11 +15,7 @@ from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT, TransitionSys
 from tests.helpers.goldens import cases_of, read_case
 from tests.helpers.refusals import refused
 from tests.reference.rnng import over_pieces, random_labeled_tree, random_word_ends
-from tests.reference.trees import (
-    labeled_spans_of,
-    stack_depths,
-    stacks_of,
-)
+from tests.reference.trees import labeled_spans_of, stack_depths, stacks_of
 
 SYSTEMS = ["top_down", "in_order"]
 

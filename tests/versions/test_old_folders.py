@@ -17,12 +17,9 @@ from tests.helpers.commands import run
 
 FIXTURE = Path(__file__).parents[1] / "hub/fixtures/exported_for_5_23.tar.gz"
 OUTDATED = "written for transformers up to 5.23: `synlm export` renews it"
-GENERATE: dict[str, dict[str, Any]] = {
-    "joint": {},
-    "beams": {"num_beams": 3},
-    "marginal": {"structure_mode": "marginal"},
-    "uncached beams": {"structure_mode": "marginal", "num_beams": 3, "use_cache": False},
-}
+MARGINAL = {"structure_mode": "marginal"}
+GENERATE: dict[str, dict[str, Any]] = {"joint": {}, "beams": {"num_beams": 3}, "marginal": MARGINAL}
+GENERATE["uncached beams"] = {**MARGINAL, "num_beams": 3, "use_cache": False}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from huggingface_hub import metadata_load
 from hf_synlm.evaluation.text.surprisal import columns
 from hf_synlm.evaluation.text.tables import read_rows, table_text
 from tests.helpers.commands import run
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.helpers.scoring_models import model_and_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,9 +43,7 @@ def test_text_to_trees_and_surprisals(app: Any, architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gpst", "on_lstm"])
-def test_file_to_the_table_of_the_command(
-    app: Any, architecture: str, saved_models: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_file_to_the_table_of_the_command(app: Any, architecture: str, saved_models: Path, tmp_path, capsys) -> None:
     model, tokenizer = model_and_tokenizer(architecture)
     text = tmp_path / "text.txt"
     text.write_text(f"{SENTENCE}\n\nAmerica is back \u00e9\n", encoding="utf-8")
@@ -76,11 +74,9 @@ def test_files_that_are_no_text(app: Any, tmp_path: Path, content: bytes, messag
 
 
 def test_a_model_without_trees_is_named(app: Any, saved_models: Path, tmp_path: Path, capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        app.main([str(saved_models / "gpt2")])
+    raised(SystemExit, None, app.main, [str(saved_models / "gpt2")])
     assert "GPT2LMHeadModel, which has no trees" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        app.main([str(tmp_path / "nowhere")])
+    raised(SystemExit, None, app.main, [str(tmp_path / "nowhere")])
 
 
 def test_page_answers(app: Any, tmp_path: Path) -> None:
@@ -123,10 +119,8 @@ def test_folder_of_a_space(app: Any, monkeypatch: pytest.MonkeyPatch, capsys: An
     assert f'requires-python = ">={card["python_version"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     # It starts the demo without arguments, by its variable.
     monkeypatch.setenv("SYNLM_MODEL", "nowhere-of-a-space")
-    with pytest.raises(SystemExit):
-        app.main([])
+    raised(SystemExit, None, app.main, [])
     assert "nowhere-of-a-space" in capsys.readouterr().err
     monkeypatch.delenv("SYNLM_MODEL")
-    with pytest.raises(SystemExit):
-        app.main([])
+    raised(SystemExit, None, app.main, [])
     assert "the following arguments are required: model" in capsys.readouterr().err

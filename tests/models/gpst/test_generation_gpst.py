@@ -33,15 +33,10 @@ def test_goldens(golden: tuple[GPSTForCausalLM, dict]) -> None:  # noqa: F811
     for case in meta["generation"]:
         ids = [token for sentence in case["prefix_sentences"] for token in sentence]
         context = [number for number, sentence in enumerate(case["prefix_sentences"], 1) for _ in sentence]
-        output = generate(
-            model,
-            [ids],
-            context_sentence_ids=torch.tensor([context]),
-            num_beams=case["beam_size"],
-            num_return_sequences=case["beam_size"],
-            max_new_tokens=case["max_steps"],
-            **({"length_penalty": 0.0} if case["beam_size"] > 1 else {}),
-        )
+        options = dict.fromkeys(("num_beams", "num_return_sequences"), case["beam_size"])
+        options |= {"length_penalty": 0.0} if case["beam_size"] > 1 else {}
+        options |= {"context_sentence_ids": torch.tensor([context]), "max_new_tokens": case["max_steps"]}
+        output = generate(model, [ids], **options)
         for row, expected in enumerate(case["hypotheses"]):
             assert output.sequences[row, len(ids) :].tolist() == expected["token_ids"]
             assert "".join("SR"[a] for a in actions_of(output, row)) == expected["actions"]

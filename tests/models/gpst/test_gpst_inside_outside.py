@@ -12,13 +12,8 @@ from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
 from hf_synlm.models.gpst.inside_outside import WeightGradients, inside, outside
 from tests.reference.inside_outside import naive_inside, naive_outside, replay_chart
 
-CONFIG = {
-    "composition_size": 8,
-    "composition_num_heads": 2,
-    "composition_intermediate_size": 12,
-    "score_size": 5,
-    "num_composition_layers": 2,
-}
+CONFIG = {"composition_size": 8, "composition_intermediate_size": 12, "score_size": 5}
+CONFIG |= {"composition_num_heads": 2, "num_composition_layers": 2}
 
 
 def make(window=2, num_decomposition_layers=1, lengths=(7, 1, 2, 10)):
@@ -55,28 +50,15 @@ def gradients(loss, tensors):
 
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(
-    ("window", "stop", "layers", "hard", "again"),
-    [
-        (2, True, 1, False, False),
-        (2, True, 1, False, True),
-        (2, False, 2, False, False),
-        (3, True, 1, False, False),
-        (3, True, 1, True, False),
-        (1, True, 1, False, False),
-    ],
+    ("window", "layers", "flags"),
+    [(2, 1, "stop"), (2, 1, "stop again"), (2, 2, ""), (3, 1, "stop"), (3, 1, "stop hard"), (1, 1, "stop")],
 )
-def test_values_and_gradients_equal_the_specification(window, stop, layers, accumulate, hard, again):
+def test_values_and_gradients_equal_the_specification(window, layers, accumulate, flags):
+    stop, hard, again = (flag in flags for flag in ("stop", "hard", "again"))
     config, composition, decomposition, orders, plan, leaves, root = make(window, layers)
     composition.gradient_checkpointing = decomposition.gradient_checkpointing = again
-    chart = inside(
-        plan,
-        leaves,
-        composition,
-        temperature=0.7,
-        hard=hard,
-        accumulate_scores=accumulate,
-        stop_structure_gradient=stop,
-    )
+    options = {"hard": hard, "accumulate_scores": accumulate, "stop_structure_gradient": stop}
+    chart = inside(plan, leaves, composition, temperature=0.7, **options)
     leaf_outside, _ = outside(plan, chart, root, decomposition, accumulate_scores=accumulate)
     mix = torch.randn(plan.num_cells, 8, dtype=torch.double)
     loss = (chart.language_vector_ND * mix).sum() + (leaf_outside * mix[: plan.num_leaves]).sum()

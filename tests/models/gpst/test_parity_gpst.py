@@ -10,13 +10,8 @@ from tests.helpers.goldens import read_case, read_tensors
 
 FORWARD = ["01_padded", "02_packed", "03_atoms", "04_window3", "05_grads", "06_no_surrogate", "07_hard"]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-LOSSES = {
-    "auto_encoding": "inside_outside_loss",
-    "height": "height_loss",
-    "parser": "parser_loss",
-    "token": "gpt_loss",
-    "action": "action_loss",
-}
+LOSSES = {name: f"{name}_loss" for name in ("height", "parser", "action")}
+LOSSES |= {"auto_encoding": "inside_outside_loss", "token": "gpt_loss"}
 
 
 def without_dropout(model):

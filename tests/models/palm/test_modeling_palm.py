@@ -23,7 +23,6 @@ def test_values_are_those_of_the_definition(kind):
     expected = reference.log_probs(model, ids[0].tolist())
     output = model(ids)
     torch.testing.assert_close(output.logits[0], expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(output.logits.exp().sum(-1), torch.ones(1, 9))
     if model.config.span_attention:
         reader = reference.Reader(model)
         for token in ids[0].tolist():
@@ -135,11 +134,7 @@ class TestParse:
 # ------------------------------------------------------------------------------------------- transformers
 # ---------------------------------------------------------------------------------------------- bad inputs
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"spans": [[(2, 2)]]}, r"\(2, 2\)"),
-        ({"spans": [[(2, 5)]]}, r"\(2, 5\)"),
-    ],
+    ("arguments", "message"), [({"spans": [[(2, 2)]]}, r"\(2, 2\)"), ({"spans": [[(2, 5)]]}, r"\(2, 5\)")]
 )
 def test_bad_spans_are_named(arguments, message):
     ids = torch.full((1, 4), 7)

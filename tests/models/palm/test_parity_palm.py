@@ -36,12 +36,8 @@ def spans_of_segment(meta, segment):
 
 def run_segment(model, io, meta, segment, cache):
     prefix = f"seg{segment}."
-    return model(
-        io[prefix + "input_ids"].T,
-        shift_labels=io[prefix + "target_ids"].T,
-        spans=spans_of_segment(meta, segment),
-        past_key_values=cache,
-    )
+    ids, targets = (io[f"{prefix}{name}_ids"].T for name in ("input", "target"))
+    return model(ids, shift_labels=targets, spans=spans_of_segment(meta, segment), past_key_values=cache)
 
 
 def state_of(io, prefix, num_spans):
@@ -139,11 +135,8 @@ def test_recorded_dropout(monkeypatch):
     assert not masks
     close(output.span_scores, io["seg0.scores"], 5e-6)
     close(cache.state[-1], io["seg0.att_history_out"][-5:], 1e-6)
-    for mine, theirs, weight in (
-        ("language_model", "lm", 1),
-        ("activation", "ar", 2),
-        ("temporal_activation", "tar", 1),
-    ):
+    parts = (("language_model", "lm", 1), ("activation", "ar", 2), ("temporal_activation", "tar", 1))
+    for mine, theirs, weight in parts:
         torch.testing.assert_close(weight * output.losses[mine], io[f"seg0.loss_{theirs}"], rtol=0, atol=1e-6)
     torch.testing.assert_close(output.loss, io["seg0.loss_total"], rtol=0, atol=1e-6)
     output.loss.backward()

@@ -16,7 +16,7 @@ from hf_synlm.models.pcfg.inside import Grammar, inside
 from hf_synlm.models.pcfg.prefix import prefix_log_probs, read_sentences
 from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, SparseRules
 from tests.helpers.recurrent_models import gradients
-from tests.helpers.refusals import refused
+from tests.helpers.refusals import raised, refused
 from tests.reference.pcfg import all_tree_probs, span_posteriors
 
 PAD, BOS, EOS, WORDS = 0, 1, 2, range(3, 11)
@@ -447,8 +447,7 @@ def test_what_forward_refuses() -> None:
     ):
         refused(message, model, ids, **options)
     for name in ("inputs_embeds", "position_ids", "spans"):
-        with pytest.raises(TypeError, match=name):
-            model(ids, **{name: torch.zeros(1)})
+        raised(TypeError, name, model, ids, **{name: torch.zeros(1)})
     refused("Token 1 in row 0, column 2 is a special token", model, torch.tensor([[5, 6, BOS]]), use_cache=True)
     with pytest.raises(ValueError, match="past_key_values holds 1 rows and input_ids 2"):
         model(ids.repeat(2, 1), past_key_values=model(ids, use_cache=True).past_key_values)

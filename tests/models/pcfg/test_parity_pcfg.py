@@ -187,9 +187,7 @@ def in_type(grammar: Grammar, end: int, dtype: torch.dtype) -> Grammar:
     return Grammar(grammar.root.to(dtype), emission.to(dtype), type(rules)(*(side.to(dtype) for side in sides)))
 
 
-def read_with_pauses(
-    grammar: Grammar, ids: Tensor, weights: Tensor, scales: Tensor, tolerance: dict[str, float]
-) -> None:
+def read_with_pauses(grammar: Grammar, ids: Tensor, weights: Tensor, scales: Tensor, tolerance: dict) -> None:
     """Every row waits at other places, and has what all words at once have."""
     torch.manual_seed(0)
     columns = ids.shape[1] + 4

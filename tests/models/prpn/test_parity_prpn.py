@@ -126,13 +126,8 @@ def check_loss_and_gradients(model, gold, tolerance):
     assert set(mine) == set(theirs)
     for name, gradient in mine.items():
         scale = max(theirs[name].abs().max().item(), 0.1)  # biases before a batch normalization have none
-        torch.testing.assert_close(
-            gradient,
-            theirs[name],
-            rtol=tolerance,
-            atol=tolerance * scale,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+        near = {"rtol": tolerance, "atol": tolerance * scale}
+        torch.testing.assert_close(gradient, theirs[name], **near, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize(("case", "segment"), SEGMENTS)
@@ -219,13 +214,7 @@ class TestConversion:
         assert model.model.parser.features.norm.num_batches_tracked == 0
         assert counted.model.parser.features.norm.num_batches_tracked == 7
 
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"nhid": 26}, "nhid is 26"),
-            ({"nslots": None}, "nslots"),
-        ],
-    )
+    @pytest.mark.parametrize(("changes", "message"), [({"nhid": 26}, "nhid is 26"), ({"nslots": None}, "nslots")])
     def test_what_does_not_fit_is_named(self, changes, message):
         tensors, config = self.state()
         config = {name: value for name, value in {**config, **changes}.items() if value is not None}

@@ -23,7 +23,7 @@ from hf_synlm.search.state import NEG_INF
 from hf_synlm.trees.codecs import AttachmentCodec, tree_attachments
 from tests.helpers.goldens import read_bytes, read_case, read_tensors
 from tests.helpers.refusals import refused
-from tests.helpers.training_runs import run_here, sample_files
+from tests.helpers.training_runs import sample_files
 
 CASES = ("01_random", "02_trained", "03_additive", "04_binary_tape", "05_trained_long")
 SEARCHED = tuple(case for case in CASES if case != "04_binary_tape")
@@ -336,18 +336,14 @@ def test_gold_trees_over_pieces() -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict]:
+def run(tmp_path: Path, program: Callable[..., dict]) -> Callable[..., dict]:
     """Runs the program in this process on a few trees; its results and what it printed."""
     files = sample_files(tmp_path, "trees", train=24, valid=6, test=3)
     argv = "--config pushdown_tiny --overwrite-output-dir False --num-beams 2 --batch-group-size 8".split()
     argv += "--per-device-train-batch-size 4 --num-train-epochs 2 --checkpointing-steps 1".split()
     argv += ["--train-files", files["train"], "--validation-files", files["valid"], "--test-files", files["test"]]
     argv += ["--config-overrides", "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=24"]
-
-    def start(output_dir: Path, *flags: str) -> dict:
-        return run_here("train_pushdown", [*argv, "--output-dir", str(output_dir), *flags], files["cache"], capsys)
-
-    return start
+    return lambda output_dir, *flags: program("train_pushdown", [*argv, "--output-dir", str(output_dir), *flags])
 
 
 def test_program_trains_and_searches(run: Callable[..., dict], tmp_path: Path) -> None:

@@ -17,12 +17,8 @@ from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Grammar, l
 
 EOS = 0
 SYSTEMS = ["top_down", "in_order"]
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"num_beams": 3, "num_return_sequences": 3},
-    {"do_sample": True, "num_return_sequences": 4},
-    {"do_sample": True, "num_beams": 3},
-]
+OPTIONS: list[dict[str, Any]] = [{}, {"num_beams": 3, "num_return_sequences": 3}]
+OPTIONS += [{"do_sample": True, "num_return_sequences": 4}, {"do_sample": True, "num_beams": 3}]
 
 
 def exact_model(system: str, composition: str = "lstm", **fields: Any) -> RNNGForCausalLM:

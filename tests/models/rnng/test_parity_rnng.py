@@ -20,11 +20,8 @@ def load(case):
     config = {**meta["config"], "max_open_nts": meta["max_open_nts"], "max_cons_nts": meta["max_cons_nts"]}
     model = convert_state_dict("rnng", state, config)
     model.config.loss_normalization = "sum"
-    batch = {
-        "input_ids": io["token_ids"],
-        "attention_mask": (io["token_ids"] != 0).long(),
-        "word_ends": io["subword_end_mask"],
-    }
+    ids = io["token_ids"]
+    batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), "word_ends": io["subword_end_mask"]}
     return model, batch, io, meta
 
 
@@ -97,12 +94,8 @@ def compare_beams(output, io, prefix, rows):
 
 def beam_options(beam):
     action_beam, word_beam, fast_track = beam
-    return {
-        "num_beams": word_beam,
-        "action_beam_size": action_beam,
-        "fast_track_size": fast_track,
-        "num_return_sequences": word_beam,
-    }
+    sizes = {"action_beam_size": action_beam, "fast_track_size": fast_track}
+    return {"num_beams": word_beam, "num_return_sequences": word_beam, **sizes}
 
 
 def beam_prefix(beam):

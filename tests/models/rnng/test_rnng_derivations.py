@@ -11,13 +11,7 @@ from hf_synlm.models.rnng.forest_lstm import forest_lstm
 from hf_synlm.models.rnng.plan import make_plan
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.search_models import padded
-from tests.reference.rnng import (
-    naive_derivation,
-    naive_log_prob,
-    over_pieces,
-    random_labeled_tree,
-    random_word_ends,
-)
+from tests.reference.rnng import naive_derivation, naive_log_prob, over_pieces, random_labeled_tree, random_word_ends
 
 SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
 NUM_LABELS, VOCAB_SIZE = 3, 19
@@ -145,14 +139,9 @@ def test_compiled_levels_are_the_same_and_new_batches_need_no_graphs(directions)
 
 # --------------------------------------------------------------------------------------------------------- plans
 def plan_of(rows, system, **options):
-    return make_plan(
-        [row[1] for row in rows],
-        transition_system=system,
-        num_labels=NUM_LABELS,
-        num_words=[len(row[0]) for row in rows],
-        word_ends=[row[2] for row in rows],
-        **options,
-    )
+    words, actions, ends = ([row[part] for row in rows] for part in range(3))
+    options |= {"transition_system": system, "num_labels": NUM_LABELS, "num_words": [*map(len, words)]}
+    return make_plan(actions, word_ends=ends, **options)
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])

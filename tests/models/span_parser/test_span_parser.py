@@ -8,18 +8,11 @@ from string import ascii_lowercase
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from torch.nn import functional as F
-from transformers import (
-    AutoModel,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertModel,
-    PreTrainedTokenizerFast,
-)
 
 from hf_synlm import SpanParserConfig, SpanParserForTokenClassification
 from hf_synlm.cli import main
@@ -31,12 +24,7 @@ from hf_synlm.evaluation.text.words import treebank_words
 from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.models.span_parser.chart import best_trees
 from hf_synlm.training.programs import train_span_parser
-from hf_synlm.training.tasks.span_batches import (
-    WeightedBatchSampler,
-    collate_spans,
-    encode_spans,
-    tokenizer_of_treebanks,
-)
+from hf_synlm.training.tasks import span_batches
 from tests.helpers.search_models import padded
 
 CARDS = Path(__file__).resolve().parents[3] / "model_cards"
@@ -52,16 +40,18 @@ def encoder(tmp_path_factory) -> Path:
     backend = Tokenizer(models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]"))
     backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    BertModel(BertConfig(vocab_size=len(pieces), max_position_embeddings=128, **sizes)).save_pretrained(folder)
+    transformers.BertModel(
+        transformers.BertConfig(vocab_size=len(pieces), max_position_embeddings=128, **sizes)
+    ).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture
 def parser(encoder) -> SpanParserForTokenClassification:
-    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
     torch.manual_seed(1)
     model = SpanParserForTokenClassification.from_encoder(str(encoder), LABELS, TAGS, tokenizer, span_hidden_size=16)
     with torch.no_grad():
@@ -90,7 +80,7 @@ def test_the_best_tree_is_that_of_brute_force():
 
 
 def batch_of(parser, encoder, *sentences: str) -> dict[str, torch.Tensor]:
-    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
     codes = [encode_words(tokenizer, sentence.split()) for sentence in sentences]
     ids, mask = padded([ids for ids, _ in codes], left=False, fill=0)
     ends = padded([ends for _, ends in codes], left=False, fill=0)[0].bool()
@@ -132,7 +122,7 @@ def test_padding_batches_and_special_tokens_change_nothing(parser, encoder):
     left = parser.parse(**shifted)
     torch.testing.assert_close(left.log_probs, together.log_probs)
     assert left.spans[0][0] == [(i + 2, j + 2) for i, j in together.spans[0][0]] and left.offsets == [2, 2, 2]
-    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
     framed = torch.tensor([[tokenizer.cls_token_id, 11, 12, tokenizer.sep_token_id]])
     plain = parser.parse(torch.tensor([[11, 12]]))
     torch.testing.assert_close(parser.parse(framed).log_probs, plain.log_probs)
@@ -141,10 +131,10 @@ def test_padding_batches_and_special_tokens_change_nothing(parser, encoder):
 
 def test_the_loss_is_the_cross_entropy_of_all_spans(parser, encoder):
     trees = parse_treebank(["(S (NP (N ab) (N c)) (S (VP (V d))))", "(QP (NP (N ef) (X g)))"])
-    examples = encode_spans(trees, AutoTokenizer.from_pretrained(encoder), parser.config)
+    examples = span_batches.encode_spans(trees, transformers.AutoTokenizer.from_pretrained(encoder), parser.config)
     assert examples[0].spans == [(0, 2, 1), (2, 3, 3), (0, 3, 2)]
     assert examples[1].spans == [(0, 2, 1)] and examples[1].tags == [0, -100]  # QP and X are unknown
-    batch = collate_spans(examples, 0)
+    batch = span_batches.collate_spans(examples, 0)
     scores, trained = parser(**{k: v for k, v in batch.items() if "label" not in k}), parser(**batch)
     i, j = torch.triu_indices(4, 4, 1)
     nats = F.cross_entropy(scores.logits.flatten(0, 1), batch["labels"][:, i, j].flatten(), reduction="sum") / 5
@@ -153,7 +143,9 @@ def test_the_loss_is_the_cross_entropy_of_all_spans(parser, encoder):
 
 
 def test_weights_say_how_often_a_sentence_is_read():
-    sampler = WeightedBatchSampler(torch.tensor([2.0, 0.25]).repeat_interleave(200).numpy(), [3] * 400, 8, 100, 64, 0)
+    sampler = span_batches.WeightedBatchSampler(
+        torch.tensor([2.0, 0.25]).repeat_interleave(200).numpy(), [3] * 400, 8, 100, 64, 0
+    )
     epochs = [[row for batch in sampler.epoch_batches(epoch) for row in batch] for epoch in range(2)]
     assert epochs[0] != epochs[1]
     for rows in epochs:
@@ -162,8 +154,8 @@ def test_weights_say_how_often_a_sentence_is_read():
 
 
 def test_tokenizers_read_what_treebanks_write(encoder, tmp_path):
-    tokenizer_of_treebanks(AutoTokenizer.from_pretrained(encoder)).save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    span_batches.tokenizer_of_treebanks(transformers.AutoTokenizer.from_pretrained(encoder)).save_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     words = ["-LRB-", "do", "n't", "``", "-RRB-"]
     ids, ends = encode_words(tokenizer, words)
     assert tokenizer.convert_ids_to_tokens(ids) == ["(", "d", "##o", "not", '"', ")"]
@@ -195,7 +187,7 @@ def test_training_saves_what_parses(trained, encoder):
     config = SpanParserConfig.from_pretrained(trained / "model")
     is_adapter = config.adapter_of is not None
     backbone = {"backbone": str(encoder)} if is_adapter else {}
-    model, tokenizer = load_pretrained(str(trained), AutoModelForTokenClassification, **backbone)
+    model, tokenizer = load_pretrained(str(trained), transformers.AutoModelForTokenClassification, **backbone)
     assert is_adapter == (trained / "model" / "adapter").is_dir()
     assert type(model) is SpanParserForTokenClassification
     tree, best = "ab cd ef", f"best_{results['best_step']}"
@@ -287,5 +279,7 @@ def test_an_adapter_in_16_bits_is_added_to_the_encoder_in_32(parser, encoder, tm
     for (name, value), other in zip(whole.named_parameters(), half.parameters(), strict=True):
         assert other.dtype == torch.float32
         torch.testing.assert_close(other, value, rtol=2**-8, atol=1e-3, msg=name)
-    layer, own = (model.encoder.layer[0].output.dense for model in (half.encoder, AutoModel.from_pretrained(encoder)))
+    layer, own = (
+        model.encoder.layer[0].output.dense for model in (half.encoder, transformers.AutoModel.from_pretrained(encoder))
+    )
     assert not torch.equal(layer.weight, own.weight)

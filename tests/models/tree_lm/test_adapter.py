@@ -19,11 +19,8 @@ SIZES = {
     "num_key_value_heads": 1, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 # (S (NP 5 6) (VP 7))
-INPUTS = {
-    "input_ids": torch.tensor([[5, 6, 7]]),
-    "actions": torch.tensor([[4, 3, 1, 1, 2, 5, 1, 2, 2]]),
-    "word_ends": torch.ones(1, 3, dtype=torch.bool),
-}
+INPUTS = {"input_ids": torch.tensor([[5, 6, 7]]), "word_ends": torch.ones(1, 3, dtype=torch.bool)}
+INPUTS["actions"] = torch.tensor([[4, 3, 1, 1, 2, 5, 1, 2, 2]])
 
 
 def decoder(folder, **more) -> str:
