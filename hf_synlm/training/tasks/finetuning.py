@@ -27,7 +27,7 @@ from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer, num_model_tokens
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.evaluation.text.words import unknown_ids
-from hf_synlm.training.arguments.base import check_overrides, refuse
+from hf_synlm.training.arguments.base import check_overrides
 from hf_synlm.training.arguments.finetuning import ModelArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts, model_name
@@ -132,11 +132,6 @@ class FineTuning(GPSTTraining):
             tokenizer.add_special_tokens(added)
         self.tokenizer = tokenizer
         return load_model(self.auto_class, arguments, config, tokenizer)
-
-    def check(self) -> None:
-        """Refuse FSDP, which would shard the model whose methods evaluation calls, and samples at intervals."""
-        super().check()
-        refuse(self.arguments, "generation_steps", "which is for pretraining")
 
     def metric(self, evaluation: dict[str, Any]) -> float:
         """The number of `evaluation` that the best model minimises; default: minus the score."""
