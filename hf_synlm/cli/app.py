@@ -52,12 +52,12 @@ class _Commands(TyperGroup):
             message = " ".join(str(error).split()) if isinstance(error, OSError) else str(error)
             if isinstance(error, OSError) and error.filename and error.strerror:
                 message = f"{error.filename}: {error.strerror}"
-            typer.echo(f"error: {message}", err=True)
+            typer.echo(f"Error: {message}", err=True)  # as of wrong options
             raise typer.Exit(2) from error
         except RuntimeError as error:
             if not any(words in str(error) for words in ("out of memory", "allocate memory")):
                 raise
-            typer.echo("error: out of memory: lower the batch size or the widths of the beam", err=True)
+            typer.echo("Error: out of memory: lower the batch size or the widths of the beam", err=True)
             raise typer.Exit(2) from error
 
 

@@ -217,7 +217,8 @@ def _stated_facts(
         )
     elif is_cast and known is None and text is not None and not given:
         outputs.say("README.md stays as it is: its numbers, if any, are those of the weights as they were saved.")
-    stated = {**(known or {}), "repo_id": name, **given}
+    named = (known or {}).get("repo_id", "")
+    stated = {**(known or {}), "repo_id": named if "/" in named else name, **given}
     measured_weights = (given if "results" in given else stated).get("weights")
     if not measured and measured_weights and Path(model).is_dir():
         if weight_checksums(model) != measured_weights:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,7 @@ from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.dependencies import DEPENDENCY_OPTIONS, holds_dependencies
 from hf_synlm.data.files import flag_of, write_json, write_text
-from hf_synlm.data.parsed import as_treebank_sentence, read_parses
+from hf_synlm.data.parsed import as_treebank_sentence
 from hf_synlm.data.punctuation import check_tags, keep_words
 from hf_synlm.data.text import plural, read_lines, split_sentences
 from hf_synlm.data.treebank import (
@@ -120,11 +121,13 @@ def _read_trees_of(path: Path, left_out: Counter[str], **reading: Any) -> list[T
         raise ValueError(f"{path}: {len(problems)} lines are not trees:\n  {listed}") from error
 
 
-def _read_parses(path: Path, left_out: Counter[str], **reading: Any) -> list[TreebankSentence]:
+def _read_parses(
+    path: Path, left_out: Counter[str], style: options.TreeStyle, **reading: Any
+) -> list[TreebankSentence]:
     """The best trees of a file of parses, which are read as they are."""
     if reading:
         raise ValueError(f"--from parses has no {flag_of(next(iter(reading)))}: leave it out")
-    parses = list(enumerate(read_parses(path, None), 1))
+    parses = list(enumerate(options.read_trees(path, style), 1))
     found = [as_treebank_sentence(parsed, f"{path}:{number}") for number, parsed in parses if parsed.hypotheses]
     if len(found) < len(parses):
         left_out["no tree"] += len(parses) - len(found)
@@ -144,6 +147,7 @@ def treebank(
         "output of `synlm parse` and `synlm evaluate parsing --save-trees`; X is a missing label.",
         name="--from",
     ),
+    tree_style: options.TreeStyle = None,
     cleaning: CleaningOptions,
 ) -> None:
     """Check trees of parsers or treebanks, and write them as one clean file for training.
@@ -162,6 +166,8 @@ def treebank(
     outputs.check_out(out, overwrite, *trees, beside=outputs.meta_file)
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
         raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
+    if tree_style is not None and kind != "parses":
+        raise ValueError("--tree-style is for --from parses: add that, or leave it out")
     inputs = describe_files(trees)
     of_brackets, of_dependencies = reading.by_kind()
     brackets_only = [*cleaning.of_brackets(), *map(flag_of, of_brackets)]
@@ -173,7 +179,7 @@ def treebank(
             found = read_dependency_trees(path, punctuation=cleaning.punctuation, **counted, **of_dependencies)
             sentences += [(sentence, True) for sentence in found]
         else:
-            read = _read_parses if kind == "parses" else _read_trees_of
+            read = partial(_read_parses, style=tree_style) if kind == "parses" else _read_trees_of
             sentences += [(sentence, False) for sentence in read(path, left_out, **of_brackets)]
     unknown_tags = cleaning.count_unknown_tags(sentence for sentence, converted in sentences if not converted)
     cleaned = (cleaning.clean(sentence, converted, left_out) for sentence, converted in sentences)
@@ -200,6 +206,9 @@ def silver(
     overwrite: options.Overwrite = False,
     parser: str | None = option("Parser: folder or Hub name of a model of `synlm train span-parser`; default: Stanza."),
     backbone: options.Backbone = None,
+    min_confidence: float | None = option(
+        "--parser: leave out trees with less log-probability per word (nats), such as -0.1."
+    ),
     dtype: options.DType = "auto",
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
@@ -238,7 +247,7 @@ def silver(
     outputs.check_out(out, overwrite, texts, models, model=parser, beside=outputs.meta_file)
     outputs.check_out(confidences if parser else None, overwrite, texts)
     of_stanza = {"package": package, "models": models}
-    of_parser = {"backbone": backbone, "dtype": None if dtype == "auto" else dtype}
+    of_parser = {"backbone": backbone, "min_confidence": min_confidence, "dtype": None if dtype == "auto" else dtype}
     given = (name for name, value in (of_stanza if parser else of_parser).items() if value is not None)
     options.refuse(given, "this is an option of Stanza" if parser else "this is an option for --parser")
     inputs = describe_files([texts])
@@ -250,7 +259,7 @@ def silver(
         facts, trees = _trees_of_stanza(lines, out, language, package, models, words, device, batch_size)
     else:
         loading = options.Parsing(backbone=backbone, device=device, dtype=dtype, batch_size=batch_size)
-        facts, rows = _trees_of_parser(lines, out, loading, parser, words)
+        facts, rows = _trees_of_parser(lines, out, loading, parser, words, min_confidence)
         trees = [tree for tree, _, _ in rows]
         table = "".join(f"{count}\t{confidence:.4f}\n" for _, count, confidence in rows)
         write_text(confidences, f"words\tconfidence\n{table}")
@@ -263,7 +272,7 @@ def silver(
 
 
 def _trees_of_parser(
-    lines: Sequence[str], out: Path, loading: options.Parsing, parser: str, words: str
+    lines: Sequence[str], out: Path, loading: options.Parsing, parser: str, words: str, min_confidence: float | None
 ) -> tuple[dict[str, Any], list[tuple[str, int, float]]]:
     """What names a span parser, and its trees with their numbers of words and confidences."""
     from hf_synlm.data.collate import encode_words
@@ -287,7 +296,9 @@ def _trees_of_parser(
         (sentence_to_brackets(as_treebank_sentence(one, "")), n, (one.tree().log_prob or 0.0) / n)
         for one, n in ((one, len(one.words)) for one in parsed)
     ]
-    return {"parser": parser, "left_out": {"not read": len(lines) - len(rows)}}, rows
+    kept = [row for row in rows if min_confidence is None or row[2] >= min_confidence]
+    left_out = {"not read": len(lines) - len(rows), "less sure": len(rows) - len(kept)}
+    return {"parser": parser, "min_confidence": min_confidence, "left_out": left_out}, kept
 
 
 def _trees_of_stanza(

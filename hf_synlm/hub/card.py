@@ -187,8 +187,8 @@ def missing_on_card(model: str) -> list[str]:
         return ["there is no README.md: the model has no card"]
     if ModelCard(text, ignore_metadata_errors=True).data.license is None:
         return [
-            f"the card names no licence, so nobody may use the model: add `license: ...` to {FACTS_FILE} and export "
-            "the folder to another one"
+            "the card names no licence, so nobody may use the model: add a line `license: ...` below the first --- of "
+            f"README.md, and to {FACTS_FILE}, from which an export makes the card"
         ]
     return []
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saved models of unknown origin: what their files say about them, read without torch. Nothing here runs their code."""
 
+import difflib
 import os
 import pickle
 import re
@@ -159,9 +160,15 @@ def check_hub(name: str | os.PathLike, revision: str | None, files: Iterable[str
         return  # somebody answers, or the name is none: the loaders say what is wrong
     except HfHubHTTPError.__bases__ as error:
         raise ValueError(
-            f"{text!r} is not a folder, and the Hub cannot be asked for it: {_one_line(error).rstrip('.')}. Check the "
+            f"{text!r} {_not_a_folder(text)}the Hub cannot be asked for it: {_one_line(error).rstrip('.')}. Check the "
             "name of the folder, or the network."
         ) from error
+
+
+def _not_a_folder(name: str) -> str:
+    """That a model is no folder, with the folder beside it that may be meant."""
+    near = difflib.get_close_matches(Path(name).name, (path.name for path in Path(name).parent.glob("*/")), 1, 0.75)
+    return f"is not a folder{f' (did you mean {Path(name).with_name(near[0])}?)' if near else ''}, and "
 
 
 def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None:
@@ -184,7 +191,7 @@ def check_tokenizer_source(name: str | os.PathLike, subfolder: str = "") -> None
 @contextmanager
 def one_line_errors(name: str, kind: str) -> Iterator[None]:
     """Turn what `from_pretrained` and the Hub raise into a ValueError of one line that names the model."""
-    source = "" if os.path.isdir(name) else "is not a folder, and "
+    source = "" if os.path.isdir(name) else _not_a_folder(name)
     try:
         yield
     except pickle.UnpicklingError as error:

@@ -95,7 +95,20 @@ def load_pretrained(
             of_adapter = {}
         if backbone is not None and not of_adapter:
             raise ValueError(f"it is not an adapter of a backbone. Leave out the backbone {backbone!r} (--backbone).")
-        return auto_class.from_pretrained(name, dtype=dtype, **of_adapter, **given), tokenizer
+        given = {**given, **of_adapter, "dtype": dtype, "output_loading_info": True}
+        return whole(auto_class.from_pretrained(name, **given)), tokenizer
+
+
+def whole(loaded: tuple[PreTrainedModel, Mapping[str, Any]]) -> PreTrainedModel:
+    """The model of `from_pretrained(..., output_loading_info=True)`; ValueError if its files lack weights."""
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"it was saved as {' '.join(model.config.architectures or ['another model'])} and lacks weights of "
+            f"{type(model).__name__}, which would be random: {', '.join(missing[:3])}{', ...' * (len(missing) > 3)}. "
+            "Name a complete model, such as the one that it was fine-tuned from."
+        )
+    return model
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -8,15 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
+from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification, ONLSTMForSequenceClassification
 from hf_synlm.cli import main
 from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.hub.checkpoint import check_complete
 from hf_synlm.hub.export import export_model
+from hf_synlm.training.arguments.finetuning import ModelArguments
+from hf_synlm.training.tasks.finetuning import load_model
 from tests.helpers.commands import fail, run
 from tests.helpers.goldens import read_case
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import ARCHITECTURES, model_and_tokenizer, small_gpst
 
 PROMPTS = ["We ask for", "America is back, standing tall"]
@@ -238,6 +241,19 @@ def test_export_keeps_a_classifier(small: Path, tmp_path: Path, capsys):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [type(classifier).__name__]
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.pipeline_tag == "text-classification" and len(loaded.config.id2label) == 3
+
+
+def test_a_classifier_without_the_weights_of_a_language_model_is_refused(saved_models: Path, tmp_path: Path, capsys):
+    folder, text = tmp_path / "trained", tmp_path / "a.txt"
+    model = ONLSTMForSequenceClassification.from_pretrained(saved_models / "on_lstm", num_labels=2)
+    tokenizer = AutoTokenizer.from_pretrained(saved_models / "on_lstm")
+    export_model(model, tokenizer, folder)
+    text.write_text("we agree\n")
+    what = "saved as ONLSTMForSequenceClassification and lacks weights of ONLSTMForCausalLM"
+    for command in (("parse", text), ("surprisal", text), ("generate", "--prompt", "we")):
+        assert what in fail(capsys, *command, "--model", folder)
+    config = AutoConfig.from_pretrained(folder)
+    refused(what, load_model, AutoModelForCausalLM, ModelArguments(str(folder)), config, tokenizer)
 
 
 @pytest.mark.usefixtures("warm_verify")

@@ -358,6 +358,11 @@ def test_treebank_command(tmp_path, capsys):
     assert main([*parses, "--punctuation", "remove", "--punctuation-by", "form"]) == 0
     assert (tmp_path / "e.out").read_text() == "(X (X (X the) (X cat)) (X (X sat)))\n(X (X go) (X (X on)))\n"
     assert "1 left out (no tree)" in capsys.readouterr().err
+    (tmp_path / "e.txt").write_text("(the (dog barks))\n")
+    assert main([*parses, "--overwrite"]) == 0 and "If wrong, give --tree-style" in capsys.readouterr().err
+    assert main([*parses, "--overwrite", "--tree-style", "labeled"]) == 0
+    assert (tmp_path / "e.out").read_text() == "(the (dog (X barks)))\n"
+    assert "--tree-style is for --from parses" in fail(capsys, *command, "--overwrite", "--tree-style", "labeled")
     # Where trees stand on one line each, all bad ones are listed.
     (tmp_path / "a.txt").write_text("(S (X a))\n(S (X a)\n\n(S (X b))\n(S a (X b))\n(S (X c))\n", encoding="utf-8")
     listed = fail(capsys, *command, "--overwrite")

@@ -19,6 +19,6 @@ def fail(capsys: Any, *arguments: object) -> str:
     code = main([str(argument) for argument in arguments])
     error = capsys.readouterr().err
     assert code == 2 and "Traceback" not in error, error
-    _, *messages = re.split("^error: ", error, flags=re.M | re.I)
+    _, *messages = re.split("^Error: ", error, flags=re.M)
     assert len(messages) == 1, error
     return " ".join(messages[0].split())

@@ -338,6 +338,10 @@ def test_a_copy_keeps_its_card(tmp_path: Path, capsys):
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     assert main(["export", str(CARDS / "palm-s-tiny"), "--out", str(first)]) == 0
     assert main(["export", str(first), "--out", str(second)]) == 0
+    edited = facts_of("palm-s-tiny") | {"repo_id": "ann/palm"}  # the name on the Hub stays, that of a folder does not
+    (first / "card.yaml").write_text(yaml.safe_dump(edited))
+    assert main(["export", str(first), "--out", str(tmp_path / "named")]) == 0
+    assert yaml.safe_load((tmp_path / "named" / "card.yaml").read_text()) == edited
     facts = yaml.safe_load((CARDS / "palm-s-tiny" / "card.yaml").read_text())
     assert yaml.safe_load((second / "card.yaml").read_text()) == facts | {"repo_id": "second"}
     card = (second / "README.md").read_text()
@@ -436,7 +440,7 @@ def test_push_names_what_is_wrong(tmp_path: Path, capsys):
     copy = tmp_path / "copy"
     run(capsys, "export", folder, "--facts", tmp_path / "facts.yaml", "--out", copy)
     assert main(["push", str(copy), "ann/model", "--dry-run", "--no-verify"]) == 0
-    assert "names no licence" in capsys.readouterr().err
+    assert "add a line `license: ...` below the first --- of README.md" in capsys.readouterr().err
     (copy / "README.md").unlink()
     assert main(["push", str(copy), "ann/model", "--dry-run", "--no-verify"]) == 0
     assert "no README.md" in capsys.readouterr().err

@@ -282,7 +282,7 @@ def test_interruption_refusals_and_private_repositories(hub: HubServer, folder: 
     refused, pushed, hidden, described, missing, untrusted = results
     assert all("Traceback" not in err and hub.token not in out + err for _, out, err in results)
     for status, _, err in (refused, hidden, missing, untrusted):
-        assert status == 2 and err.count("error: ") == 1
+        assert status == 2 and err.count("Error: ") == 1
     assert "was not pushed" in refused[2] and "401" in refused[2]
     repository = hub.repositories[NAME]
     assert pushed[0] == 0 and repository.private and repository.files("main") == {}

@@ -202,6 +202,8 @@ class TestNames:
         assert not is_folder(name)
         for load in (load_pretrained, load_tokenizer, saved_auto_class, describe_model, check_model_source):
             refused(f"'{name}' is not a folder, and the Hub cannot be asked", load, name)
+        Path("cards/gpst-mini").mkdir()
+        refused("did you mean cards/gpst-mini", load_pretrained, "cards/gpst-mni")
         monkeypatch.setattr(HfApi, "model_info", lambda *name, **options: None)
         with pytest.raises(pytest.fail.Exception, match=f"{name} is loaded"):
             load_pretrained(name, revision="v1")

@@ -353,14 +353,14 @@ def test_errors_of_users_are_one_line(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(SystemExit) as stopped:
         pretrain_gpst.main()
     assert stopped.value.code == 2
-    expected = "error: --trainfiles is not an option of this program. Did you mean --train-files?\n"
+    expected = "Error: --trainfiles is not an option of this program. Did you mean --train-files?\n"
     assert capsys.readouterr().err == expected
     (tmp_path / "my.txt").write_text("One. Two.")
     words = ["--train-files", str(tmp_path / "my.txt"), "--config", "gpst_tiny", "--config-overrides=hidden_size=null"]
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(sys, "argv", ["pretrain_gpst.py", "--output-dir", str(tmp_path / "run"), *words])
         pretrain_gpst.main()
-    assert capsys.readouterr().err.endswith("error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
+    assert capsys.readouterr().err.endswith("Error: Field 'hidden_size' expected int, got NoneType (value: None)\n")
     for twice, value in (("--train-files", "a.txt"), ("--config", "gpst_tiny")):
         refused(f"{twice} is given 2 times: give it once", parse, "--output-dir", "x", twice, value, twice, value)
     with monkeypatch.context() as patch:

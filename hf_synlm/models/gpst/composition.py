@@ -527,14 +527,15 @@ class GPSTParser(nn.Module):
         )
 
     def forward(self, input_ids: Tensor, sentence_ids: Tensor) -> Tensor:
-        """Scores [B, T - 1] of the boundaries between tokens t and t + 1, in float32."""
+        """Scores [B, T - 1] of the boundaries between tokens t and t + 1, in float32, or float64 like the weights."""
         hidden = self.embed_tokens(input_ids)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
         mask = (sentence_ids[:, :, None] == sentence_ids[:, None, :])[:, None]
-        position = torch.arange(input_ids.shape[1], device=input_ids.device, dtype=torch.float32)
-        steps = torch.arange(0, self.head_size, 2, device=input_ids.device, dtype=torch.float32) / self.head_size
+        position = torch.arange(input_ids.shape[1], device=input_ids.device, dtype=wide)
+        steps = torch.arange(0, self.head_size, 2, device=input_ids.device, dtype=wide) / self.head_size
         angle = torch.outer(position, 10000.0**-steps).repeat(1, 2)
         rotary = (angle.cos(), angle.sin())
         for layer in self.layers:
             hidden = layer(hidden, mask, rotary)
         hidden = self.norm(hidden)
-        return self.score(torch.cat([hidden[:, :-1], hidden[:, 1:]], -1)).squeeze(-1).float()
+        return self.score(torch.cat([hidden[:, :-1], hidden[:, 1:]], -1)).squeeze(-1).to(wide)

@@ -8,20 +8,20 @@ The checkpoint itself is loaded by `loop.start_or_resume`.
 """
 
 import dataclasses
+import logging
 import os
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-from accelerate.logging import get_logger
+from accelerate import Accelerator, PartialState
 
 from hf_synlm.data.files import PARTIAL_SUFFIX, lock_output, read_json, remove_folder, remove_partial, write_json
 from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.checkpoints import find_checkpoint, list_checkpoints
 
-logger = get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 ARGUMENTS_FILE = "arguments.json"
 RESULTS_FILE = "all_results.json"
@@ -129,9 +129,10 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
                 f"Output folder {str(output_dir)!r} holds a finished run{'' if is_kept else f' without {last}'}. "
                 f"Choose another --output-dir, {repeat * is_kept}or replace the run with --overwrite-output-dir."
             )
+    warn = PartialState().on_main_process(logger.warning)
     if checkpoint is None:
         if wanted or (output_dir / ARGUMENTS_FILE).is_file():
-            logger.warning(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
+            warn(f"{output_dir} holds no complete checkpoint: training starts from step 0.")
         return None
     is_own = checkpoint.resolve().parent == output_dir.resolve()
     if not is_own and (is_finished or list_checkpoints(output_dir)):
@@ -139,7 +140,7 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
             f"--resume-from-checkpoint names {checkpoint}, but {str(output_dir)!r} holds another run. Choose another "
             "--output-dir."
         )
-    logger.warning(
+    warn(
         f"The run resumes from {checkpoint}. To start from step 0, choose another --output-dir or pass "
         "--overwrite-output-dir."
     )

@@ -60,7 +60,7 @@ def tells_errors(argv: Sequence[str] | None) -> Iterator[None]:
         if argv is not None or os.environ.get("HF_SYNLM_TRACEBACK") or not _is_user_error(error):
             raise
         is_of_field = isinstance(error, StrictDataclassFieldValidationError)  # it wraps what is wrong with the field
-        print(f"error: {error.__cause__ if is_of_field else error}", file=sys.stderr)
+        print(f"Error: {error.__cause__ if is_of_field else error}", file=sys.stderr)
         sys.exit(2)
     finally:
         release_outputs()

@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser.parse_args_into_dataclasses(argv, look_for_args_file=False)[0]
         prepared = prepare(arguments, arguments.output_dir, verify=arguments.verify)
     except (ValueError, OSError, RuntimeError) as error:
-        parser.exit(2, f"error: {error}\n")
+        parser.exit(2, f"Error: {error}\n")
     sys.stdout.write(prepared.describe() + "\n")
     return 0
 

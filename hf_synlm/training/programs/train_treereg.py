@@ -21,7 +21,6 @@ from typing import Any, Literal, TypeAlias
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -40,6 +39,7 @@ from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.hub.abilities import declared
 from hf_synlm.hub.checkpoint import check_tokenizer_source
+from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.arguments.base import parse_arguments
 from hf_synlm.training.arguments.sentences import DependencyArguments, resolve_files
 from hf_synlm.training.engine.run import make_baseline
@@ -91,8 +91,7 @@ class ModelAndDataArguments(DependencyArguments):
     def load(self, sentences: Sequence[Sentence]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The model, and its tokenizer, which is made from the words of the sentences where it is not named."""
         if self.model_name_or_path is not None:
-            name = self.model_name_or_path
-            return AutoModelForCausalLM.from_pretrained(name), AutoTokenizer.from_pretrained(name)
+            return load_pretrained(self.model_name_or_path)
         if self.tokenizer_name is None:
             tokenizer = subword_tokenizer((tree.words for tree in sentences), self.tokenizer_vocab_size)
         else:

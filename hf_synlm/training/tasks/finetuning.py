@@ -27,6 +27,8 @@ from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer, num_model_tokens
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.evaluation.text.words import unknown_ids
+from hf_synlm.hub.checkpoint import one_line_errors
+from hf_synlm.hub.loading import whole
 from hf_synlm.training.arguments.base import check_overrides
 from hf_synlm.training.arguments.finetuning import ModelArguments
 from hf_synlm.training.engine.checkpoints import BestModel
@@ -59,13 +61,16 @@ def load_model(
             f"{arguments.model_name_or_path}: there is no {type(config).__name__.removesuffix('Config')}{kind}. "
             "Choose an architecture that has one; see docs/what-works.md."
         )
-    model = auto_class.from_pretrained(
-        arguments.model_name_or_path,
-        config=config,
-        dtype=torch.float32,
-        ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
-        trust_remote_code=arguments.trust_remote_code,
-    )
+    with one_line_errors(arguments.model_name_or_path, "model"):
+        loaded = auto_class.from_pretrained(
+            arguments.model_name_or_path,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
+            trust_remote_code=arguments.trust_remote_code,
+            output_loading_info=True,
+        )
+        model = whole(loaded) if auto_class is AutoModelForCausalLM else loaded[0]
     if num_model_tokens(tokenizer) > model.config.vocab_size:
         model.resize_token_embeddings(num_model_tokens(tokenizer))
     for name in ("pad_token_id", "cls_token_id", "sep_token_id"):

@@ -7,7 +7,7 @@ import torch
 
 from hf_synlm.models.gpst import inside_outside
 from hf_synlm.models.gpst.chart import plan_chart
-from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition
+from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition, GPSTParser
 from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
 from hf_synlm.models.gpst.inside_outside import WeightGradients, inside, outside
 from tests.reference.inside_outside import naive_inside, naive_outside, replay_chart
@@ -38,6 +38,14 @@ def make(window=2, num_decomposition_layers=1, lengths=(7, 1, 2, 10)):
     leaves = torch.randn(sum(lengths), 8, dtype=torch.double, requires_grad=True)
     root = torch.rand(8, dtype=torch.double, requires_grad=True)
     return config, *models, orders, plan_chart(order, sentence_ids, window), leaves, root
+
+
+def test_the_parser_keeps_double_precision():
+    torch.manual_seed(0)
+    parser, ids = GPSTParser(GPSTConfig(**CONFIG, parser_dropout=0.0)).double(), torch.arange(12)[None]
+    scores = parser(ids, torch.ones_like(ids))
+    assert scores.dtype == torch.double and not torch.equal(scores, scores.float().double())
+    torch.testing.assert_close(parser.float()(ids, torch.ones_like(ids)), scores.float(), rtol=1e-4, atol=1e-6)
 
 
 def gradients(loss, tensors):

@@ -205,7 +205,7 @@ def test_training_saves_what_parses(trained, encoder):
     assert set(parsed.tags[0]) <= set(config.tags) and len(parsed.tags[0]) == 3
 
 
-def test_silver_trees_with_their_confidence(named, tmp_path):
+def test_silver_trees_with_their_confidence(named, tmp_path, capsys):
     text, out = tmp_path / "text.txt", tmp_path / "silver.mrg"
     text.write_text("We agree (now).\nIt is late.\nWe agree (now).\nno\n", encoding="utf-8")
     command = ["silver", str(text), "--parser", *named, "--batch-size", "2"]
@@ -215,12 +215,14 @@ def test_silver_trees_with_their_confidence(named, tmp_path):
     assert all(float(row[1]) < 0 for row in table[1:]) and not Path(f"{out}.partial").exists()
     words = [sentence.words for sentence in read_treebank(out)]
     assert words == [tuple(treebank_words(line)) for line in text.read_text().splitlines()]
+    assert main([*command, "--out", str(tmp_path / "none.mrg"), "--min-confidence", "0"]) == 0
+    assert (tmp_path / "none.mrg").read_text() == "" and "4 left out" in capsys.readouterr().err
     # A sentence that is too long for the encoder, and one of characters that its tokenizer drops.
     text.write_text(f"We agree. It is late.\n{'a' * 90} {'b' * 90}\n\u0300\n", encoding="utf-8")
     assert main([*command, "--out", str(out), "--overwrite", "--split-sentences"]) == 0
     assert [len(sentence.words) for sentence in read_treebank(out)] == [3, 4]
     facts = json.loads(Path(f"{out}.meta.json").read_text())
-    assert facts["trees"] == 2 and facts["left_out"] == {"not read": 2}
+    assert facts["trees"] == 2 and facts["left_out"] == {"not read": 2, "less sure": 0}
 
 
 def test_silver_trees_of_a_stopped_run_are_kept(named, tmp_path, monkeypatch):
@@ -244,8 +246,8 @@ def test_silver_trees_of_a_stopped_run_are_kept(named, tmp_path, monkeypatch):
 def test_silver_refuses_options_of_the_other_parser(tmp_path, capsys):
     (tmp_path / "in.txt").write_text("We agree.\n", encoding="utf-8")
     command = ["silver", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.mrg")]
-    assert main([*command, "--backbone", "x"]) == 2
-    assert "--backbone: this is an option for --parser" in capsys.readouterr().err
+    assert main([*command, "--min-confidence", "-0.1"]) == 2
+    assert "--min-confidence: this is an option for --parser" in capsys.readouterr().err
     assert main([*command, "--parser", "x", "--package", "wsj"]) == 2
     assert "--package: this is an option of Stanza" in capsys.readouterr().err
     assert main([*command, "--parser", str(CARDS / "rnng-tiny")]) == 2
