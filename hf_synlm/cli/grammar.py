@@ -3,7 +3,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import typer
 
@@ -18,8 +17,6 @@ def grammar(
     nonterminals: int = option("How many nonterminals, most used first.", default=30, min=1),
     preterminals: int = option("How many preterminals, most used first.", default=60, min=1),
     style: options.ReportFormat = "table",
-    plot: Path | None = option("File for a picture of the rules, in .svg, .png or .pdf."),
-    overwrite: options.Overwrite = False,
     revision: options.Revision = None,
     trust_remote_code: options.TrustRemoteCode = False,
 ) -> None:
@@ -33,12 +30,11 @@ def grammar(
 
     Examples:
         synlm grammar runs/pcfg
-        synlm grammar runs/pcfg --nonterminals 12 --plot rules.svg
+        synlm grammar runs/pcfg --nonterminals 12
         synlm grammar runs/pcfg --rules 100 --words 100 --format json > grammar.json
     """
-    outputs.check_out(plot, overwrite, model=model, check=outputs.check_picture, flag="--plot")
     from hf_synlm.hub.loading import load_pretrained
-    from hf_synlm.viz.grammar import grammar_to_text, plot_grammar, read_grammar
+    from hf_synlm.viz.grammar import grammar_to_text, read_grammar
 
     outputs.hide_bars_of_weights()
     loaded, tokenizer = load_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
@@ -56,6 +52,3 @@ def grammar(
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2, ensure_ascii=False))
     else:
         typer.echo(grammar_to_text(found))
-    if plot is not None:
-        plot_grammar(plot, found, title=f"likely rules of {model}")
-        outputs.say(f"wrote {plot}")

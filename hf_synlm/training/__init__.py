@@ -16,7 +16,6 @@
         speed.py           tokens and operations per second, memory, traces of steps
         samplers.py        which samples a micro step reads
         checkpoints.py     checkpoints and best weights
-        sample_texts.py    sentences generated on the way
         export.py          final model, push to the Hub
         final_report.py    trees of the saved model
     configs/    shipped configurations, which `--config NAME` finds

@@ -15,7 +15,6 @@ from hf_synlm.viz.plots import (
     heatmap_to_svg,
     plot_bars,
     plot_effects,
-    plot_panels,
     span_attention_to_svg,
 )
 from hf_synlm.viz.svg import tree_to_svg
@@ -31,7 +30,6 @@ __all__ = [
     "heatmap_to_svg",
     "plot_bars",
     "plot_effects",
-    "plot_panels",
     "posteriors",
     "sentence_to_html",
     "sentence_to_page",

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.data.text import PathLike
 from hf_synlm.hub.abilities import declared
 from hf_synlm.viz.layout import clean_text
-from hf_synlm.viz.plots import plot_panels
 
 # Levels of a derivation in which symbols are counted if it need not end.
 LEVELS = 20
@@ -235,21 +233,6 @@ def grammar_to_text(grammar: InducedGrammar) -> str:
     for preterminal in grammar.preterminals:
         lines.append(f"{preterminal.symbol}, {preterminal.uses:.3g} uses: {_listed(preterminal.words)}")
     return "\n".join(lines)
-
-
-def plot_grammar(path: PathLike, grammar: InducedGrammar, *, title: str) -> None:
-    """Draw the likely rules of the nonterminals as bars, a panel per nonterminal. Needs matplotlib.
-
-    Args:
-        path: File to write; its ending is the format: .svg, .png or .pdf.
-        grammar: What `read_grammar` gives.
-        title: Title of the picture.
-    """
-    panels = {}
-    for one in grammar.nonterminals:
-        bars = {_children_to_text(grammar, rule): rule.probability for rule in one.rules}
-        panels[f"{one.symbol} ({one.uses:.3g} uses)"] = bars
-    plot_panels(path, panels, title=title, axis="probability of the rule")
 
 
 def _children_to_text(grammar: InducedGrammar, rule: Rule) -> str:

@@ -173,33 +173,6 @@ def plot_lines(
         axes.set_title(title, fontsize=10, wrap=True)
 
 
-def plot_panels(path: PathLike, panels: Mapping[str, Mapping[str, float]], *, title: str, axis: str) -> None:
-    """Draw horizontal bars of values above 0 in panels, three in a row, on one scale.
-
-    Args:
-        path: File to write; its ending is the format: .svg, .png or .pdf.
-        panels: Per panel its title, and its values by name, from top to bottom.
-        title: Title of the picture.
-        axis: What the values are, and their unit.
-    """
-    columns = min(len(panels), 3)
-    rows, bars = math.ceil(len(panels) / columns), max(map(len, panels.values()))
-    largest = max(value for values in panels.values() for value in values.values())
-    with _figure(5 * columns, 0.6 + rows * (0.6 + 0.25 * bars), path) as figure:
-        grid = figure.subplots(rows, columns, squeeze=False).flat
-        for (name, values), axes in zip(panels.items(), grid, strict=False):  # takes no place without a panel
-            drawn = axes.barh(range(len(values)), list(values.values()), color=_COLORS[0])
-            axes.bar_label(drawn, fmt="{:.3f}", padding=3, fontsize=8)
-            axes.set_yticks(range(len(values)), list(values))
-            axes.set_ylim(bars - 0.5, -0.5)
-            axes.set_xlim(0, 1.2 * largest)
-            axes.set_title(name, fontsize=10)
-        for axes in list(grid):  # places without a panel
-            axes.set_axis_off()
-        figure.suptitle(title, fontsize=10)
-        figure.supxlabel(axis, fontsize=10)
-
-
 # -------------------------------------------------------------------------------------------------------- heat maps
 def heatmap_to_svg(values: Any, row_names: Sequence[str], column_names: Sequence[str], *, title: str) -> str:
     """Draw a table of numbers as colored cells with their values.

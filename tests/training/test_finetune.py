@@ -524,7 +524,6 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
         ("glue", "gpt2", ("--validation-mismatched-file", __file__), "validation-mismatched-file"),
         ("glue", "gpt2", ("--config-overrides", "n_layers=3"), "n_layers"),
         ("glue", "", (), "--model-name-or-path is not set"),
-        ("glue", "gpt2", ("--generation-steps", "5"), "generation-steps"),
         ("glue", "gpt2", ("--tokenizer-name", "{wide}"), "420 tokens.* 400"),
         ("summarization", "gpst", ("--text-column", "body"), "body"),
         ("summarization", "gpst", ("--summary-column", "other"), "train data .*other of row 0"),

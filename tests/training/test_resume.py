@@ -347,13 +347,11 @@ def test_killed_at_random_moments(count: int, cuts: int, gpst: Callable[..., Scr
 
 
 # ---------------------------------------------------------------------------------------------- on the way
-def test_samples_and_trackers(gpst: Callable[..., ScriptRun], straight: Path) -> None:
+def test_trackers(gpst: Callable[..., ScriptRun], straight: Path) -> None:
     """Without leaving a trace in the run: what it learns is what it learns without them."""
-    flags = ("--generation-steps", "4", "--with-tracking", "True", "--checkpointing-steps", "0")
+    flags = ("--with-tracking", "True", "--checkpointing-steps", "0")
     run = gpst("watched", *flags, "--load-best-model-at-end", "True")
     text = run.finish()
-    assert "step 4: generated" in text and "step 8: generated" in text and "step 10: generated" not in text
-    assert "─┬─" in text
     found = results_of(run.output_dir)
     assert found["tokens_per_second"] > 0
     best = min(found["evaluations"], key=lambda item: item["losses"]["loss"])["step"]
@@ -366,5 +364,4 @@ def test_samples_and_trackers(gpst: Callable[..., ScriptRun], straight: Path) ->
     speed = {f"speed/{name}" for name in ("tokens_per_second", "tflops_per_device", "data_wait")}
     assert {"train/loss", "learning_rate", "learning_rate/parser", "validation/loss"} | speed <= set(tags["scalars"])
     assert len(events.Scalars("train/loss")) == 10
-    assert any(tag.startswith("generated/0") for tag in tags["tensors"])
     assert results_of(straight)["train"] == found["train"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from hf_synlm import GPSTConfig, LSTMConfig, LSTMForCausalLM, ONLSTMConfig, ONLSTMForCausalLM
+from hf_synlm import GPSTConfig, ONLSTMConfig, ONLSTMForCausalLM
 from hf_synlm.data.collate import pad_inputs
 from hf_synlm.data.tokenizers import character_tokenizer, train_bpe_tokenizer, train_wordpiece_tokenizer
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
@@ -26,7 +26,6 @@ from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
 from hf_synlm.training.engine.recipe import Recipe
-from hf_synlm.training.engine.sample_texts import sample_texts
 from hf_synlm.training.engine.steps import StopSignals
 from hf_synlm.training.engine.word_counts import WordCounter
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
@@ -456,20 +455,6 @@ def test_stop_signals() -> None:
 
 
 # ---------------------------------------------------------------------------------------------- on the way
-@pytest.mark.parametrize("name", ["gpst", "rnng", "on_lstm", "lstm"])
-def test_generated_sentences_have_all_their_words_in_the_tree(name: str) -> None:
-    tokenizer = word_tokenizer([[f"w{number}" for number in range(60)]])
-    torch.manual_seed(3)
-    model = LSTMForCausalLM(LSTMConfig(vocab_size=40, dropout=0.5)) if name == "lstm" else MODELS[name][0]()
-    model.train()
-    texts = sample_texts(model, tokenizer)
-    assert model.training and len(texts) == 3 and any("\n" in text for text in texts) == (name != "lstm")
-    for text in texts:
-        sentence, _, tree = text.partition("\n")
-        if tree and len(sentence.split()) > 1:
-            assert [line.split()[-1].rstrip(")") for line in tree.splitlines()][-1] == sentence.split()[-1]
-
-
 def test_steps_read_the_batches_that_the_sampler_names(tmp_path: Path) -> None:
     run, batches = make_run(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_train_steps=4)
     rows = gpst_rows()["input_ids"]

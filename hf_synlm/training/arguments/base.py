@@ -88,9 +88,6 @@ class TrainingArguments:
     )
     logging_steps: int = option(10, "Number of steps between logs of the losses.", minimum=1)
     evaluation_steps: int = option(0, "Steps between evaluations (0: only before and after training).", minimum=0)
-    generation_steps: int = option(
-        0, "Steps between samples of generated sentences with their trees. 0 turns this off.", minimum=0
-    )
     checkpointing_steps: int = option(0, "Steps between checkpoints. 0 turns this off.", minimum=0)
     checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.", minimum=1)
     keep_at_words: str | None = option(

@@ -12,7 +12,7 @@ from hf_synlm.evaluation.trees.gold_treebank import Treebank, score_baselines, s
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
 from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.hub.verify import verify_export
-from hf_synlm.training.engine.sample_texts import text_with_tree
+from hf_synlm.viz import SentenceView
 
 REPORT_REMEDY = "keep it by --report-punctuation keep"
 
@@ -39,5 +39,7 @@ def report_saved_model(
         report[name] = {"convention": used, "sentence_and_corpus_f1": score_numbers(scores)}
     set_seed(seed)
     (generated,) = generate_texts(model, tokenizer, [first[0][0]], max_new_tokens=14, do_sample=True, top_k=20)
-    print(f"generated: {text_with_tree(generated)}")
+    print(f"generated: {generated.text}")
+    if generated.tree.hypotheses:
+        print(SentenceView(generated.tree).text())
     return {"verified": verified.passed, "trees": report, "generated": generated.text}

@@ -31,7 +31,6 @@ from hf_synlm.training.engine.checkpoints import (
 from hf_synlm.training.engine.output_folder import forget_results
 from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.training.engine.run import Run, end_run
-from hf_synlm.training.engine.sample_texts import log_samples
 from hf_synlm.training.engine.speed import SpeedMeter, for_bar, make_profiler
 from hf_synlm.training.engine.steps import StepReport, StopSignals, is_due, optimizer_steps
 from hf_synlm.training.engine.word_counts import WordCounter
@@ -105,7 +104,7 @@ def start_or_resume(
 
 
 class TrainingLoop:
-    """Steps with readings, evaluations, samples and checkpoints on the way.
+    """Steps with readings, evaluations and checkpoints on the way.
 
     SIGTERM and SIGINT to any process end the run after the current step: with a checkpoint and exit status 0.
     """
@@ -181,23 +180,20 @@ class TrainingLoop:
         return bool(reached)
 
     def _after_step(self, save: bool = False) -> bool:
-        """Read, evaluate, generate and save if they are due; whether to stop early."""
+        """Read, evaluate and save if they are due; whether to stop early."""
         arguments, step, last = self.run.arguments, self.run.state.step, self.run.arguments.num_steps
         # The last step is saved, too: the final measurements and the export may fail.
         save |= is_due(step, arguments.checkpointing_steps, last) or (
             step == last and arguments.checkpointing_steps > 0
         )
         evaluate = step < last and self.recipe.evaluation_due(step)
-        generate = is_due(step, arguments.generation_steps, last)
         # First: if the losses are not finite, the reading names the samples before anything else uses the model.
-        if save or evaluate or generate or step % arguments.logging_steps == 0 or step == last:
+        if save or evaluate or step % arguments.logging_steps == 0 or step == last:
             self._read()
         stop = False
         with self.speed.paused():
             if evaluate:
                 stop = self._evaluate()
-            if generate:
-                log_samples(self.run, self.recipe.tokenizer)
             if save and not stop:  # a run resumed from here would not stop
                 self._save()
         return stop

@@ -96,10 +96,6 @@ class Recipe(ABC):
         """Complete the arguments; raise ValueError if they exclude each other. Nothing has been written yet."""
         if self.needs_whole and self.accelerator.distributed_type == DistributedType.FSDP:
             raise ValueError(f"FSDP shards the model, and {self.needs_whole} needs the whole model. Use DDP.")
-        if self.arguments.generation_steps and self.accelerator.distributed_type == DistributedType.FSDP:
-            raise ValueError(
-                "--generation-steps does not work with the shards of FSDP. Set it to 0, or train with DDP."
-            )
         if self.num_optimizers > 1 and self.accelerator.mixed_precision == "fp16":
             raise ValueError("mixed_precision fp16 works with one optimizer, but this program has two. Use bf16 or no.")
 

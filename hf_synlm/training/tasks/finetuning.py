@@ -29,7 +29,7 @@ from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, lib
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.hub.checkpoint import one_line_errors
 from hf_synlm.hub.loading import whole
-from hf_synlm.training.arguments.base import check_overrides, refuse
+from hf_synlm.training.arguments.base import check_overrides
 from hf_synlm.training.arguments.finetuning import ModelArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts, model_name
@@ -137,11 +137,6 @@ class FineTuning(GPSTTraining):
             tokenizer.add_special_tokens(added)
         self.tokenizer = tokenizer
         return load_model(self.auto_class, arguments, config, tokenizer)
-
-    def check(self) -> None:
-        """Refuse FSDP, which would shard the model whose methods evaluation calls, and samples at intervals."""
-        super().check()
-        refuse(self.arguments, "generation_steps", "which is for pretraining")
 
     def metric(self, evaluation: dict[str, Any]) -> float:
         """The number of `evaluation` that the best model minimises; default: minus the score."""
