@@ -648,7 +648,7 @@ def test_a_table_of_models_without_labels_and_of_files(saved_models, files, caps
     begin = "% F1 (%)\n\\begin{tabular}{lrr}\n\\toprule\ntrees & compound-pcfg & compound-pcfg-corpus \\\\\n"
     right = f"right branching & {result.scores['compound-pcfg right branching']:.2f} & "
     assert latex.startswith(begin) and latex.count("\\end{tabular}") == 3 and right in latex
-    assert "belong to --convention evalb" in fail(capsys, *command, *trees, *two, "--unlabeled")
+    assert "need --convention evalb" in fail(capsys, *command, *trees, *two, "--unlabeled")
     labeled = (*trees, *two, "--convention", "evalb", "--punctuation", "remove")
     assert main(list(map(str, (*command, *labeled, "--out", out, "--overwrite")))) == 0
     said, again = capsys.readouterr(), load_result(out)
