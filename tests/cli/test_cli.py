@@ -598,6 +598,28 @@ def test_texts_without_a_condition_are_refused_by_the_column_that_tells_them(tmp
     refused("'region' begins anew inside item '1', with 'a'", read_items, tmp_path / "a.tsv", word_column="words")
 
 
+def test_conditions_that_are_empty_or_misspelled_are_told(tmp_path, caplog):
+    def write(change: dict[int, str]) -> Path:
+        cells = [
+            f"{item}\t{kind}\t{word}"
+            for item in "1234"
+            for kind, text in zip("ab", TWO_TEXTS, strict=True)
+            for word in text
+        ]
+        for row, cell in change.items():
+            cells[row] = "\t".join([cells[row][0], cell, cells[row].split("\t")[2]])
+        (tmp_path / "a.tsv").write_text("\n".join(["item\tcondition\ttext", *cells]) + "\n")
+        return tmp_path / "a.tsv"
+
+    for change in ({1: ""}, {row: "" for row in range(16) if row % 2}):  # a gap, merged cells
+        refused(
+            "row 2 has an empty 'condition', but other rows of item '1'", read_items, write(change), word_column="text"
+        )
+    assert len(read_items(write({}), word_column="text")) == 8 and not caplog.text
+    assert len(read_items(write({1: "a "}), word_column="text")) == 9
+    assert "2 texts of 9 have another number of rows than 2. The first is 1, a, with 1. Look for typing" in caplog.text
+
+
 def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):
     """Under a PCFG, too, as for a word that --tokenize ptb splits."""
     (tmp_path / "a.txt").write_text("We ask\u2019s for peace.\nask's\n", encoding="utf-8")

@@ -193,7 +193,9 @@ def _items_of_words(
             where = f"{path}: row {place + 1}"
             item = str(_label(row, item_column, where, needed=True))
             if not item.strip():
-                raise ValueError(f"{where} has an empty {item_column!r}. Give every row the item that it belongs to")
+                raise ValueError(
+                    f"{where} has an empty {item_column!r}. Delete empty rows, and give every other row its item"
+                )
             if item in known or not set(found) <= set(apart):
                 raise ValueError(
                     f"{where}: item {item!r} has rows elsewhere, or conditions that earlier items lack. A table of "
@@ -208,6 +210,9 @@ def _items_of_words(
         twice = [b.place + 1 for a, b in pairs if (a.word, a.columns) == (b.word, b.columns)]
         if twice:
             logger.warning(f"{path}: row {twice[0]} repeats the row before ({len(twice)} such): both are read")
+        if apart:
+            _check_conditions(path, apart, texts)
+            _say_unlike_sizes(path, texts)
         if sentence is None:
             _refuse_copies(path, item_column, texts.values())
         for (item, _, *others), words in texts.items():
@@ -329,6 +334,32 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
                 "its own, give each part its own value in a column condition, or name another column that tells the "
                 f"parts apart by --sentence-column. If the item is one text, add --sentence-column {item_column}"
             )
+
+
+def _check_conditions(path: PathLike, apart: Sequence[str], texts: Mapping[tuple[Any, ...], Sequence[WordRow]]) -> None:
+    """Refuse conditions that only some rows of an item have, as in merged cells."""
+    cells = [(item, part, *cell) for item, part, *values in texts for cell in zip(apart, values, strict=True)]
+    filled = {(item, part, column) for item, part, column, value in cells if value.strip()}
+    for (item, part, *values), words in texts.items():
+        for column, value in zip(apart, values, strict=True):
+            if not value.strip() and (item, part, column) in filled:
+                raise ValueError(
+                    f"{path}: row {words[0].place + 1} has an empty {column!r}, but other rows of item {item!r} have a "
+                    "value. Fill in every cell (a spreadsheet writes the value of merged cells into the first row only)"
+                )
+
+
+def _say_unlike_sizes(path: PathLike, texts: Mapping[tuple[Any, ...], Sequence[WordRow]]) -> None:
+    """Tell of texts with another number of rows than nearly all: a typing error in a condition makes two of one."""
+    usual, count = Counter(map(len, texts.values())).most_common(1)[0]
+    odd = [(key, len(words)) for key, words in texts.items() if len(words) != usual]
+    if odd and 4 * count >= 3 * len(texts):
+        (key, size), *_ = odd
+        name = ", ".join(str(part) for part in key if part is not None)
+        logger.warning(
+            f"{path}: {plural(len(odd), 'text')} of {len(texts)} have another number of rows than {usual}. The first "
+            f"is {name}, with {size}. Look for typing errors in item, condition and such columns"
+        )
 
 
 def _refuse_copies(path: PathLike, item_column: str, texts: Iterable[Sequence[WordRow]]) -> None:
