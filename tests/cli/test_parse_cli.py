@@ -172,7 +172,9 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo. Write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     for many in (("--num-trees", 2), ("--parse-option", "num_return_sequences=2")):
-        assert "2 trees of a sentence, but --format latex shows one" in fail(capsys, *command, *many, "--format", "latex")
+        assert "2 trees of a sentence, but --format latex shows one" in fail(
+            capsys, *command, *many, "--format", "latex"
+        )
     twice = ("--num-beams", 2, "--parse-option", "num_beams=3")
     assert "num_beams=3: num_beams has its own option for this" in fail(capsys, *command, *twice)
     assert "a picture of every sentence. Name a folder" in fail(capsys, *command, "--format", "svg")
