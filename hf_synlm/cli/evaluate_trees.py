@@ -30,7 +30,7 @@ _CONVENTION = (
 )
 # How differences are tested by conventions of unlabeled F1, and by EVALB.
 _TESTS = "paired permutations of sentences, p not corrected for the number of tests", "none by evalb"
-Limit = Annotated[int | None, typer.Option(min=1, help="Score at most this many first sentences.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Number of sentences to score, from the first on.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

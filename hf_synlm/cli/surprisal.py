@@ -111,7 +111,7 @@ class MeasureOptions(options.Beliefs):
         return counter(self.frequencies)
 
     def scorer(self, scoring: options.Scoring, model: str) -> "TextScorer":
-        """Load the model, set to compute these measures."""
+        """Load the model so that it computes these measures."""
         return scoring.scorer(model, begin=self.first_word, details=not self.lmzoo, **self.entropies)
 
     def how(self, scorer: "TextScorer") -> dict[str, Any]:

@@ -126,7 +126,7 @@ def _read_parses(
 ) -> list[TreebankSentence]:
     """The best trees of a file of parses, which are read as they are."""
     if reading:
-        raise ValueError(f"--from parses has no {flag_of(next(iter(reading)))}: leave it out")
+        raise ValueError(f"--from parses has no {flag_of(next(iter(reading)))}. Leave it out")
     parses = list(enumerate(options.read_trees(path, style), 1))
     found = [as_treebank_sentence(parsed, f"{path}:{number}") for number, parsed in parses if parsed.hypotheses]
     if len(found) < len(parses):
@@ -165,9 +165,9 @@ def treebank(
     """
     outputs.check_out(out, overwrite, *trees, beside=outputs.meta_file)
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
-        raise ValueError("--from parses: words have no tags; recognize punctuation by its form (--punctuation-by form)")
+        raise ValueError("words of --from parses have no tags. Pass --punctuation-by form")
     if tree_style is not None and kind != "parses":
-        raise ValueError("--tree-style is for --from parses: add that, or leave it out")
+        raise ValueError("--tree-style is for --from parses. Add --from parses, or leave it out")
     inputs = describe_files(trees)
     of_brackets, of_dependencies = reading.by_kind()
     brackets_only = [*cleaning.of_brackets(), *map(flag_of, of_brackets)]

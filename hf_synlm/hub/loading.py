@@ -94,7 +94,7 @@ def load_pretrained(
         if (backbone is None and merge) or not PreTrainedConfig.get_config_dict(name, **given)[0].get("adapter_of"):
             of_adapter = {}
         if backbone is not None and not of_adapter:
-            raise ValueError(f"it is not an adapter of a backbone. Leave out the backbone {backbone!r} (--backbone).")
+            raise ValueError(f"the model is not an adapter. Leave out the backbone {backbone!r} (--backbone).")
         given = {**given, **of_adapter, "dtype": dtype, "output_loading_info": True}
         return whole(auto_class.from_pretrained(name, **given)), tokenizer
 
@@ -105,7 +105,7 @@ def whole(loaded: tuple[PreTrainedModel, Mapping[str, Any]]) -> PreTrainedModel:
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
             f"it was saved as {' '.join(model.config.architectures or ['another model'])} and lacks weights of "
-            f"{type(model).__name__}, which would be random: {', '.join(missing[:3])}{', ...' * (len(missing) > 3)}. "
+            f"{type(model).__name__} (they would be random): {', '.join(missing[:3])}{', ...' * (len(missing) > 3)}. "
             "Name a complete model, such as the one that it was fine-tuned from."
         )
     return model

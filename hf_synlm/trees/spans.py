@@ -134,8 +134,8 @@ def check_words(words: Sequence[str], is_space: Callable[[str], bool] = str.issp
     for position, word in enumerate(words):
         if not word or any(map(is_space, word)):
             raise ValueError(
-                f"word {position} is {word!r}. Words must be non-empty and free of white space. Write another "
-                "character for it, such as _"
+                f"word {position} is {word!r}. Words must be non-empty and free of white space. Write _ instead of "
+                "white space"
             )
 
 

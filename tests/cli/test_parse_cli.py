@@ -167,7 +167,9 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo. Write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     for many in (("--num-trees", 2), ("--parse-option", "num_return_sequences=2")):
-        assert "2 trees of a sentence: --format latex shows one" in fail(capsys, *command, *many, "--format", "latex")
+        assert "2 trees of a sentence, but --format latex shows one" in fail(
+            capsys, *command, *many, "--format", "latex"
+        )
     twice = ("--num-beams", 2, "--parse-option", "num_beams=3")
     assert "num_beams=3: num_beams has its own option for this" in fail(capsys, *command, *twice)
     assert "a picture of every sentence. Name a folder" in fail(capsys, *command, "--format", "svg")
@@ -643,7 +645,7 @@ def test_a_table_of_models_without_labels_and_of_files(saved_models, files, caps
     begin = "% F1 (%)\n\\begin{tabular}{lrr}\n\\toprule\ntrees & compound-pcfg & compound-pcfg-corpus \\\\\n"
     right = f"right branching & {result.scores['compound-pcfg right branching']:.2f} & "
     assert latex.startswith(begin) and latex.count("\\end{tabular}") == 3 and right in latex
-    assert "belong to --convention evalb" in fail(capsys, *command, *trees, *two, "--unlabeled")
+    assert "need --convention evalb" in fail(capsys, *command, *trees, *two, "--unlabeled")
     labeled = (*trees, *two, "--convention", "evalb", "--punctuation", "remove")
     assert main(list(map(str, (*command, *labeled, "--out", out, "--overwrite")))) == 0
     said, again = capsys.readouterr(), load_result(out)

@@ -331,8 +331,8 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
         if is_again or (_PLACES.fullmatch(column) and any(map(_comes_in_rounds, (of_rows, values)))):
             raise ValueError(
                 f"{path}: {column!r} begins anew inside item {item!r}, with {values[0]!r}. If each part is a text of "
-                "its own, give it its own value in a column condition, or name another column that tells the parts "
-                f"apart by --sentence-column. If the item is one text, add --sentence-column {item_column}"
+                "its own, give each part its own value in a column condition, or name another column that tells the "
+                f"parts apart by --sentence-column. If the item is one text, add --sentence-column {item_column}"
             )
 
 
