@@ -434,8 +434,7 @@ def test_keys_that_name_several_rows(tables, capsys):
 def test_no_row_joins(tables, capsys):
     write(tables / "s.tsv", [{**row, "item": row["sentence_id"]} for row in WORDS], ("item", *OF_SURPRISALS[2:]))
     write(tables / "rt.tsv", [{**row, "item": f"1-{row['sentence_id']}"} for row in WORDS], ("item", *OF_TIMES[1:]))
-    error = fail(capsys, *COMMON)
-    assert "no row of rt.tsv joins s.tsv by item, word_id: they begin with 1-1 1 and 1 1" in error
+    assert "no row of rt.tsv joins s.tsv by item, word_id: they begin with 1-1 1 and 1 1" in fail(capsys, *COMMON)
     write(tables / "rt.tsv", WORDS, ("word", "mean_rt", "count"))
     error = fail(capsys, *COMMON)
     assert "no key in common" in error and "rt.tsv has word, mean_rt, count" in error and "--on A,B" in error
@@ -551,8 +550,7 @@ def test_texts_that_only_some_times_name(tables, capsys):
     write(tables / "rt.tsv", [row for row in without if row["mean_rt"]], ("document", *OF_TIMES))
     check(run(capsys, "--partial")[0], slow([{**row, "count": row["mean_rt"] and row["count"]} for row in without]))
     write(tables / "rt.tsv", [row for row in WORDS if row["sentence_id"] != 11], ("document", *OF_TIMES))
-    error = fail(capsys, *COMMON, "--partial")
-    assert "so its document is unclear: add that column to s.tsv" in error
+    assert "so its document is unclear: add that column to s.tsv" in fail(capsys, *COMMON, "--partial")
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings
@@ -610,9 +608,8 @@ def test_frequencies_of_a_file(tables, capsys):
     (tables / "commas.tsv").write_text("the\t1,000\nthen\t2\n")
     assert "'1,000' in the first row is not a number" in fail(capsys, *COMMON[:-1], "commas.tsv")
     (tables / "logs.tsv").write_text("word\tcount\nthe\t3\nthen\t-4.5\n")
-    assert "logs.tsv: row 2 has -4.5 in 'count', and there are no counts below 0" in fail(
-        capsys, *COMMON[:-1], "logs.tsv"
-    )
+    error = fail(capsys, *COMMON[:-1], "logs.tsv")
+    assert "logs.tsv: row 2 has -4.5 in 'count', and there are no counts below 0" in error
     write(tables / "four.tsv", WORDS, OF_TIMES[:4])
     said = "four.tsv has sentence_id, word_id, word, mean_rt. Give words in the first of two columns"
     assert said in fail(capsys, *COMMON[:-1], "four.tsv")
@@ -776,9 +773,8 @@ def test_natural_stories(tables, capsys, times):
     assert (left_out in said) == (times is times_of_readers)
     if times is means_one_row_early:
         (tables / "all_stories.tok").unlink()
-        assert "--data . holds no all_stories.tok: it must be a clone of" in fail(
-            capsys, "s.tsv", "--preset", "natural-stories", "--data", "."
-        )
+        error = fail(capsys, "s.tsv", "--preset", "natural-stories", "--data", ".")
+        assert "--data . holds no all_stories.tok: it must be a clone of" in error
 
 
 def test_a_model_reads_the_stories(tables, capsys):
@@ -817,9 +813,8 @@ def sap_items(folder):
         f'{k},{condition},4,"The {noun} \'always {verb} very well here."'
         for k, noun in enumerate(nouns) for condition, verb in (("UNAGREE", "sing"), ("AGREE", "sings"))
     ]  # fmt: skip
-    (folder / "items_Agreement.csv").write_text(
-        "item,condition,disambPosition,Sentence\n" + "\n".join(agreement) + "\n"
-    )
+    table = "\n".join(["item,condition,disambPosition,Sentence", *agreement])
+    (folder / "items_Agreement.csv").write_text(f"{table}\n")
     gardens = [
         f"{k},NPZ_UAMB,5,When it ran {noun} fell down now.,4,When ran {noun} fell down now."
         for k, noun in enumerate(nouns)
