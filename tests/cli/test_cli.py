@@ -484,8 +484,7 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
             assert lines[line][place] == pytest.approx(((one + two) / 2, abs(one - two) / 2), abs=1e-3)
     message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
     assert message.endswith("needs --x COLUMN, and may have --by. Give one table, without --label")
-    message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
-    assert "no column 'place'" in message
+    assert "no column 'place'" in fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     out.with_suffix(".csv").write_bytes(out.read_bytes())
     message = fail(capsys, "evaluate", "plot", out.with_suffix(".csv"), "--x", region, "--out", tmp_path / "b.svg")
     assert "--x needs a table of `synlm surprisal` with the ending .tsv" in message
