@@ -249,7 +249,7 @@ def _clean(word: str, steps: Sequence[normalizers.Normalizer]) -> str:
     if not word or any(character.isspace() or character in _RESERVED for character in word):
         raise ValueError(
             f"the word {word!r} is empty, or contains white space or one of the reserved characters U+10FF00 to "
-            "U+10FF4F. Write another character for it"
+            "U+10FF4F. Spell the word with other characters"
         )
     for step in steps:
         word = step.normalize_str(word)

@@ -340,7 +340,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             raise ValueError(f"{', '.join(unwanted)}: not supported by generate with structure_mode={mode!r}")
         if joint:
             if cache is not None:
-                raise ValueError("past_key_values are not read. Pass the whole prompt, or take 'marginal'")
+                raise ValueError("Joint mode reads no past_key_values. Pass the whole prompt, or choose marginal mode.")
         elif cache is not None:
             self._fit_cache(generation_config, cache)
         elif generation_config.use_cache is False:
@@ -427,7 +427,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         inputs = [value if value is None else value.to(self.device) for value in (attention_mask, context_sentence_ids)]
         decoder_class = JointDecoder if config.synchronous else self.action_decoder_class
         if decoder_class is None:
-            raise ValueError(f"synchronous=False: {type(self).__name__} writes word by word only. Leave it out.")
+            raise ValueError(f"synchronous=False: {type(self).__name__} writes word by word. Keep synchronous=True.")
         decoder = decoder_class(
             self, config, logits_processor, stopping_criteria, input_ids.to(self.device), streamer, *inputs
         )
