@@ -250,7 +250,7 @@ def surprisal(
     measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
     options.refuse_repeated("--model", [_column_of(name) for name in model])
     if len(model) > 1 and (scoring.cache or given.trees):
-        raise ValueError("--cache and --trees work with one --model. Run the models one by one")
+        raise ValueError("--cache and --trees work with only one --model. Run the models one by one")
     given.check(scoring, measures)
     opened = reading.open(texts, reading.file_format)
     count_of = measures.counts()

@@ -211,7 +211,7 @@ def tokenizer_of_words(
     if len(vocabulary) < len(tokens) or vocabulary.get(PAD_TOKEN) != 0 or unknown_token not in vocabulary:
         raise ValueError(
             f"the {len(tokens)} tokens must differ, begin with {PAD_TOKEN} and contain {unknown_token}: "
-            f"{len(vocabulary)} differ, and it begins with {list(tokens[:3])}"
+            f"{len(vocabulary)} differ, and the first are {list(tokens[:3])}"
         )
     steps = _cleaning(lowercase, replace_numbers)
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown_token))
