@@ -854,9 +854,8 @@ def sap_items(folder):
         f'{k},{condition},4,"The {noun} \'always {verb} very well here."'
         for k, noun in enumerate(nouns) for condition, verb in (("UNAGREE", "sing"), ("AGREE", "sings"))
     ]  # fmt: skip
-    (folder / "items_Agreement.csv").write_text(
-        "item,condition,disambPosition,Sentence\n" + "\n".join(agreement) + "\n"
-    )
+    table = "\n".join(["item,condition,disambPosition,Sentence", *agreement])
+    (folder / "items_Agreement.csv").write_text(f"{table}\n")
     gardens = [
         f"{k},NPZ_UAMB,5,When it ran {noun} fell down now.,4,When ran {noun} fell down now."
         for k, noun in enumerate(nouns)
