@@ -344,6 +344,13 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
             "a row holds one word or region of a text, name the column of the words: synlm surprisal ",
         ),
         ("b.tsv", "word\titem\nWe\t1\nask\t\n", ["--word-column", "word"], "row 2 has an empty 'item'"),
+        (
+            "b.csv",
+            "item,sentence\n1,We\n2,We, too\n",
+            [],
+            "3 fields, but the header names 2: ['item', 'sentence']. Quote",
+        ),
+        ("b.csv", "item,sentence\n1\n", [], "['item', 'sentence']. Write all fields of the row, also empty ones"),
         ("b.tsv", WORDS.replace("part", "subject"), ["--word-column", "word"], "the rows of 2 readers (subject)"),
         ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "Double the quotation marks inside a quoted field"),
         (
@@ -636,6 +643,9 @@ def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
     (tmp_path / "b.txt").write_text("We ask , for peace .\n", encoding="utf-8")
     assert main(["surprisal", str(tmp_path / "b.txt"), *model, "--tokenize", "no-punctuation"]) == 0
     assert "2 of 6 words without a token (n_tokens 0)" in capsys.readouterr().err
+    (tmp_path / "b.tsv").write_text("item\tword\n1\tWe\n1\t\n1\task\n", encoding="utf-8")
+    assert main(["surprisal", str(tmp_path / "b.tsv"), *model, "--word-column", "word"]) == 0
+    assert "without a token" not in capsys.readouterr().err
 
 
 def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):
