@@ -343,8 +343,8 @@ def _drawable(path: Path, number: int, name: str, value: str) -> float:
         found = math.inf
     if math.isinf(found) or (value and math.isnan(found)):
         raise ValueError(
-            f"{path}: row {number}: {value!r} in {name!r} is not a number. Correct the row, or name another column "
-            "by --score"
+            f"{path}: data row {number}: {value!r} in {name!r} is not a number. Correct the row, or name another "
+            "column by --score"
         )
     return found
 

@@ -6,6 +6,7 @@ folder promises is checked before memory is taken: shard names stay inside the f
 those of the configuration.
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,8 @@ from hf_synlm.hub.checkpoint import (
     one_line_errors,
     stored_tensors,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def check_checkpoint(folder: str | os.PathLike) -> None:
@@ -102,12 +105,15 @@ def load_pretrained(
 def whole(loaded: tuple[PreTrainedModel, Mapping[str, Any]]) -> PreTrainedModel:
     """The model of `from_pretrained(..., output_loading_info=True)`; ValueError if its files lack weights."""
     model, info = loaded
+    saved = " ".join(model.config.architectures or ["another model"])
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
-            f"it was saved as {' '.join(model.config.architectures or ['another model'])} and lacks weights of "
+            f"it was saved as {saved} and lacks weights of "
             f"{type(model).__name__} (they would be random): {', '.join(missing[:3])}{', ...' * (len(missing) > 3)}. "
             "Name a complete model, such as the one that it was fine-tuned from."
         )
+    if "Classification" in saved.replace(type(model).__name__, ""):
+        logger.warning(f"the model was saved as {saved}: its probabilities and trees are those after fine-tuning")
     return model
 
 

@@ -344,6 +344,13 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
             "a row holds one word or region of a text, name the column of the words: synlm surprisal ",
         ),
         ("b.tsv", "word\titem\nWe\t1\nask\t\n", ["--word-column", "word"], "row 2 has an empty 'item'"),
+        (
+            "b.csv",
+            "item,sentence\n1,We\n2,We, too\n",
+            [],
+            "3 fields, but the header names 2: ['item', 'sentence']. Quote",
+        ),
+        ("b.csv", "item,sentence\n1\n", [], "['item', 'sentence']. Write all fields of the row, also empty ones"),
         ("b.tsv", WORDS.replace("part", "subject"), ["--word-column", "word"], "the rows of 2 readers (subject)"),
         ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "Double the quotation marks inside a quoted field"),
         (
@@ -396,9 +403,12 @@ def test_a_row_that_repeats_the_one_before_is_told(models, tmp_path, capsys, cap
 def test_items_that_were_pasted_twice_are_named_by_their_rows(tmp_path):
     """Of all conditions, also where they stand row by row; --sentence-column item takes them as they are."""
     rows = [f"1\t{kind}\t{n}\t{word}" for kind in "ab" for n, word in enumerate("we ask".split())]
-    for order, said in ((rows + rows, "4 rows (5 to 8)"), (rows[:2] * 2 + rows[2:] * 2, "4 rows (3 to 4, 7 to 8)")):
+    for order, said in (
+        (rows + rows, "4 data rows (5 to 8)"),
+        (rows[:2] * 2 + rows[2:] * 2, "4 data rows (3 to 4, 7 to 8)"),
+    ):
         (tmp_path / "a.tsv").write_text("\n".join(["item\tcondition\tregion\tword", *order]))
-        refused(f"{re.escape(said)} repeat rows before", read_items, tmp_path / "a.tsv", word_column="word")
+        refused(f"{re.escape(said)} repeat earlier rows", read_items, tmp_path / "a.tsv", word_column="word")
     assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column="item")) == 2
 
 
@@ -481,8 +491,7 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
             assert lines[line][place] == pytest.approx(((one + two) / 2, abs(one - two) / 2), abs=1e-3)
     message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
     assert message.endswith("needs --x COLUMN, and may have --by. Give one table, without --label")
-    message = fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
-    assert "no column 'place'" in message
+    assert "no column 'place'" in fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     out.with_suffix(".csv").write_bytes(out.read_bytes())
     message = fail(capsys, "evaluate", "plot", out.with_suffix(".csv"), "--x", region, "--out", tmp_path / "b.svg")
     assert "--x needs a table of `synlm surprisal` with the ending .tsv" in message
@@ -590,8 +599,20 @@ def test_conditions_that_are_empty_or_misspelled_are_told(tmp_path, caplog):
             "row 2 has an empty 'condition', but other rows of item '1'", read_items, write(change), word_column="text"
         )
     assert len(read_items(write({}), word_column="text")) == 8 and not caplog.text
-    assert len(read_items(write({1: "a "}), word_column="text")) == 9
-    assert "2 texts of 9 have another number of rows than 2. The first is 1, a, with 1. Look for typing" in caplog.text
+    assert len(read_items(write({1: "a "}), word_column="text")) == 8 and not caplog.text
+    assert len(read_items(write({3: "B"}), word_column="text")) == 9
+    assert "2 texts of 9 differ from the others, which have 2 rows. The first is 1, b, with 1 row. Look" in caplog.text
+    rows = [f"{item}\tn{n}\t{word}" for item in "1234" for n, word in enumerate("We ask for peace".split())]
+    rows[4:6] = rows[5:3:-1]
+    (tmp_path / "a.tsv").write_text("\n".join(["item\tregion\ttext", *rows]) + "\n\t\t\n")  # an empty row
+    assert len(read_items(tmp_path / "a.tsv", word_column="text")) == 4
+    assert "which have 4 rows (n0, n1, n2, n3). The first is 2, with 4 rows (n1, n0, n2, n3)" in caplog.text
+    assert "several sentences" not in caplog.text
+    (tmp_path / "a.tsv").write_text("item\ttext\n1\tWe\n1\task.\n1\tWe\n1\tagree.\n")
+    read_items(tmp_path / "a.tsv", word_column="text")
+    assert "1 of 1 text: several sentences are read as one text" in caplog.text
+    (tmp_path / "a.tsv").write_text("item\tsentence\n1\tWe ask\n\tWe agree\n")
+    refused("data row 2 has an empty 'item'. Fill in", read_items, tmp_path / "a.tsv")
 
 
 def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):
@@ -622,6 +643,9 @@ def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
     (tmp_path / "b.txt").write_text("We ask , for peace .\n", encoding="utf-8")
     assert main(["surprisal", str(tmp_path / "b.txt"), *model, "--tokenize", "no-punctuation"]) == 0
     assert "2 of 6 words without a token (n_tokens 0)" in capsys.readouterr().err
+    (tmp_path / "b.tsv").write_text("item\tword\n1\tWe\n1\t\n1\task\n", encoding="utf-8")
+    assert main(["surprisal", str(tmp_path / "b.tsv"), *model, "--word-column", "word"]) == 0
+    assert "without a token" not in capsys.readouterr().err
 
 
 def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):

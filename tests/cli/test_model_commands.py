@@ -243,7 +243,7 @@ def test_export_keeps_a_classifier(small: Path, tmp_path: Path, capsys):
     assert card.data.pipeline_tag == "text-classification" and len(loaded.config.id2label) == 3
 
 
-def test_a_classifier_without_the_weights_of_a_language_model_is_refused(saved_models: Path, tmp_path: Path, capsys):
+def test_a_classifier_is_no_language_model(saved_models: Path, tmp_path: Path, capsys, caplog):
     folder, text = tmp_path / "trained", tmp_path / "a.txt"
     model = ONLSTMForSequenceClassification.from_pretrained(saved_models / "on_lstm", num_labels=2)
     tokenizer = AutoTokenizer.from_pretrained(saved_models / "on_lstm")
@@ -254,6 +254,10 @@ def test_a_classifier_without_the_weights_of_a_language_model_is_refused(saved_m
         assert what in fail(capsys, *command, "--model", folder)
     config = AutoConfig.from_pretrained(folder)
     refused(what, load_model, AutoModelForCausalLM, ModelArguments(str(folder)), config, tokenizer)
+    model = GPSTForSequenceClassification.from_pretrained(saved_models / "gpst", num_labels=2)  # has all weights
+    export_model(model, AutoTokenizer.from_pretrained(saved_models / "gpst"), tmp_path / "gpst")
+    run(capsys, "surprisal", text, "--model", tmp_path / "gpst")
+    assert "the model was saved as GPSTForSequenceClassification: its probabilities" in caplog.text
 
 
 @pytest.mark.usefixtures("warm_verify")

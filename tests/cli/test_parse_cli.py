@@ -80,9 +80,8 @@ def test_alternatives_of_the_beam(saved_models, files, capsys, monkeypatch):
     assert len(trees) == 3 and trees[0]["log_prob"] > trees[1]["log_prob"] > trees[2]["log_prob"]
     one = files / "one.txt"
     one.write_text("We ask for peace\n", encoding="utf-8")
-    assert "--num-trees 99: the beam holds 4" in fail(
-        capsys, "parse", one, "--model", saved_models / "gpst", "--num-trees", 99, "--format", "html"
-    )
+    wide = ("--num-trees", 99, "--format", "html")
+    assert "--num-trees 99: the beam holds 4" in fail(capsys, "parse", one, "--model", saved_models / "gpst", *wide)
     svg = run(capsys, "parse", one, "--model", saved_models / "gpst", "--method", "inside", "--format", "svg")
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     page = run(capsys, "parse", one, "--model", saved_models / "on_lstm", "--format", "html")
@@ -125,13 +124,11 @@ def test_tables_are_read_by_every_command(saved_models, files, capsys):
     plain = run(capsys, "parse", files / "plain.txt", *model)
     assert run(capsys, "parse", files / "a.csv", "--text-column", "S", *model) == plain
     assert run(capsys, "parse", files / "b.tsv", "--word-column", "word", *model) == plain.replace("\n\n", "\n")
-    assert "row 1 has no column 'sentence' (it has item, S, condition)" in fail(
-        capsys, "parse", files / "a.csv", *model
-    )
+    message = fail(capsys, "parse", files / "a.csv", *model)
+    assert "row 1 has no column 'sentence' (it has item, S, condition)" in message
     greedy = ("--max-new-tokens", 2)
-    assert run(capsys, "generate", files / "a.csv", "--text-column", "S", *greedy, *model) == run(
-        capsys, "generate", files / "plain.txt", *greedy, *model
-    )
+    expected = run(capsys, "generate", files / "plain.txt", *greedy, *model)
+    assert run(capsys, "generate", files / "a.csv", "--text-column", "S", *greedy, *model) == expected
     assert "is a table of texts, not of trees" in fail(capsys, "draw", files / "a.csv")
 
 
@@ -329,9 +326,8 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
     scores = {}
     for name in ("on_lstm", "rnng"):
         out, trees = files / f"{name}.json", files / f"{name}.mrg"
-        parsed = run(
-            capsys, "evaluate", "parsing", *bank, "--model", saved_models / name, "--out", out, "--save-trees", trees
-        )
+        files_out = ("--out", out, "--save-trees", trees)
+        parsed = run(capsys, "evaluate", "parsing", *bank, "--model", saved_models / name, *files_out)
         assert f"more rows: see {out}" in parsed and len(trees.read_text().splitlines()) == 30
         run(capsys, "evaluate", "parsing", *bank, "--trees", trees, "--out", out, "--overwrite")
         scores[name] = load_result(out).scores

@@ -127,7 +127,9 @@ def test_blimp_keeps_its_pairs_of_equal_sentences(tmp_path):
 
 def test_blimp_sends_files_with_other_columns_to_pairs(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"sentence_good": "We ask", "sentence_bad": "We asks"}\n')
-    refused(r"own.jsonl: row 1 has no column 'UID'.*`synlm evaluate pairs`", blimp.read_blimp, tmp_path / "own.jsonl")
+    refused(
+        r"own.jsonl: data row 1 has no column 'UID'.*`synlm evaluate pairs`", blimp.read_blimp, tmp_path / "own.jsonl"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- lm-eval

@@ -253,6 +253,14 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
             assert name in SEARCHING or gradient.any() != any(part in key for part in idle), key
 
 
+@pytest.mark.parametrize("name", ["on_lstm, split head", "on_lstm, hidden", "prpn, syd"])
+def test_every_parameter_of_a_classifier_gets_a_gradient(name: str) -> None:
+    """Heads of supervised distances, too, which no class depends on."""
+    model = build(name, "ForSequenceClassification").train()
+    model(torch.randint(3, 20, (2, 5)), labels=torch.tensor([0, 1])).loss.backward()
+    assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
 @every_network
 @pytest.mark.parametrize("kind", ["Model", "ForCausalLM", "ForSequenceClassification"])
 def test_outputs_begin_with_the_rows(name: str, kind: str) -> None:

@@ -394,29 +394,9 @@ def test_grammar_induction_runs_with_ablations(files: dict[str, str], finished: 
     bank = finetune_grammar_induction.InductionArguments(
         train_trees=[files["train"]], validation_trees=files["valid"], test_trees=files["test"]
     ).treebank(files["test"])
-    trees = parse_words(
-        model, transformers.AutoTokenizer.from_pretrained(folder / "model"), bank.words, method="inside"
-    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    trees = parse_words(model, tokenizer, bank.words, method="inside")
     assert score_trees(trees, bank).numbers() == results["test"]["trees"]["inside"]
-
-
-ON_LSTM = hf_synlm.ONLSTMForSequenceClassification, {"chunk_size": 2, "supervised_layers": [1]}
-
-
-@pytest.mark.parametrize(
-    ("architecture", "fields"),
-    [
-        ON_LSTM,
-        (ON_LSTM[0], {**ON_LSTM[1], "syntactic_distance_head": "hidden"}),
-        (hf_synlm.PRPNForSequenceClassification, {"parsing_network": "recurrent"}),
-    ],
-)
-def test_every_parameter_of_a_classifier_has_a_gradient(architecture: Any, fields: dict[str, Any]) -> None:
-    """Or data-parallel training stops: heads of supervised distances, too, which no class depends on."""
-    config = architecture.config_class(vocab_size=20, embedding_size=8, layer_size=8, num_layers=2, **fields)
-    model = architecture(config).train()
-    model(torch.randint(3, 20, (2, 5)), labels=torch.tensor([0, 1])).loss.backward()
-    assert [name for name, value in model.named_parameters() if value.grad is None] == []
 
 
 def test_files_replace_the_data_set_of_a_configuration(files: dict[str, str]) -> None:

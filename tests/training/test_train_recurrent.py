@@ -91,9 +91,8 @@ def test_rate_is_halved_on_plateaus_as_torch_does() -> None:
     for patience in (0, 1, 2):
         schedule = arguments(schedule="adam-plateau", plateau_patience=patience, plateau_factor=0.5)
         optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.8)
-        stock = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            optimizer, factor=0.5, patience=patience, threshold=0.0, eps=0.0
-        )
+        settings = {"factor": 0.5, "patience": patience, "threshold": 0.0, "eps": 0.0}
+        stock = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **settings)
         for count, loss in enumerate(losses, start=1):
             stock.step(loss)
             phase = schedules.phase_after(losses[:count], schedule, 0.8)
@@ -297,9 +296,8 @@ def test_a_corpus_may_be_a_single_long_line(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "text.txt").write_text("a b c a b c a\n\nb\n", encoding="utf-8")
     file = str(tmp_path / "text.txt")
     for kind, expected in (("words", "a b c a b c a </s> </s> b </s>"), ("characters", "a b c a b c a")):
-        data = text_arguments.StreamDataArguments(
-            [file], [file], file_format="text", tokenizer_type=kind, tokenizer_vocab_size=None
-        )
+        options = {"file_format": "text", "tokenizer_type": kind, "tokenizer_vocab_size": None}
+        data = text_arguments.StreamDataArguments([file], [file], **options)
         accelerator = common.make_accelerator(run_arguments.TrainingArguments(output_dir=str(tmp_path)))
         tokenizer = stream_batches.make_stream_tokenizer(accelerator, data, None, tmp_path / kind)
         stream = stream_batches.load_stream(data, [file], tokenizer)

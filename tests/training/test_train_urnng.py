@@ -57,9 +57,8 @@ def gradients(model: URNNGForCausalLM, network: nn.Module) -> dict[str, Tensor]:
     found |= {theirs: own[name] for name, theirs in AUTHORS_NAMES.items()}
     for number in range(model.config.num_layers):
         read, below = (f"model.stack_lstm.from_{part}.{number}" for part in ("input", "below"))
-        i, f, g, o = torch.cat([own[f"{read}.weight"], own[f"{below}.weight"], own[f"{read}.bias"][:, None]], 1).chunk(
-            4
-        )
+        gates = torch.cat([own[f"{read}.weight"], own[f"{below}.weight"], own[f"{read}.bias"][:, None]], 1)
+        i, f, g, o = gates.chunk(4)
         rows = torch.cat([i, f, o, g])
         found |= {f"stack_rnn.linears.{number}.weight": rows[:, :-1], f"stack_rnn.linears.{number}.bias": rows[:, -1]}
     model.zero_grad()

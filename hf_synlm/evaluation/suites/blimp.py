@@ -110,9 +110,9 @@ def read_pairs(
     for number, row in enumerate(rows, 1):
         good, bad = row[good_column], row[bad_column]
         if not good.strip() or not bad.strip():
-            raise ValueError(f"{path}: row {number} has an empty sentence")
+            raise ValueError(f"{path}: data row {number} has an empty sentence")
         if good.split() == bad.split() and not keep_equal:
-            raise ValueError(f"{path}: row {number} has the same sentence twice, {good!r:.60}. Leave it out")
+            raise ValueError(f"{path}: data row {number} has the same sentence twice, {good!r:.60}. Leave it out")
         group = row[group_column] if group_column else "all"
         used = (good_column, bad_column, *groups)
         more = {name: value for name, value in row.items() if name not in used}

@@ -168,9 +168,11 @@ def _items_of_rows(
     documents = dict[Any, int]()
     for number, row in enumerate(rows, 1):
         need_columns(path, [row], [text], _NO_TEXT, number)
-        where = f"{path}: row {number}"
+        where = f"{path}: data row {number}"
         document = documents.setdefault(_label(row, "document", where), len(documents))
         item = _label(row, item_column or "item", where, needed=item_column is not None)
+        if item is not None and not str(item).strip():
+            raise ValueError(f"{where} has an empty {item_column or 'item'!r}. Fill in the cell of every row")
         more = {name: value for name, value in row.items() if name not in (text, item_column or "item")}
         yield TextItem(str(number if item is None else item), row[text], document, more)
 
@@ -190,9 +192,9 @@ def _items_of_words(
         apart = apart if first else found
         texts: dict[tuple[Any, ...], list[WordRow]] = {}
         for place, row in enumerate(rows, first):
-            where = f"{path}: row {place + 1}"
-            item = str(_label(row, item_column, where, needed=True))
-            if not item.strip():
+            where = f"{path}: data row {place + 1}"
+            item = str(_label(row, item_column, where, needed=True)).strip()
+            if not item:
                 raise ValueError(
                     f"{where} has an empty {item_column!r}. Delete empty rows, and give every other row its item"
                 )
@@ -204,22 +206,23 @@ def _items_of_words(
                 )
             part = None if sentence is None else _label(row, sentence, where, needed=True)
             more = {name: value for name, value in row.items() if name not in (word, item_column)}
-            key = (item, part, *(str(row.get(column)) for column in apart))
+            key = (item, part, *(str(row.get(column)).strip() for column in apart))
             texts.setdefault(key, []).append(WordRow(row[word], place, more))
         pairs = chain.from_iterable(map(pairwise, texts.values()))
         twice = [b.place + 1 for a, b in pairs if (a.word, a.columns) == (b.word, b.columns)]
         if twice:
-            logger.warning(f"{path}: row {twice[0]} repeats the row before ({len(twice)} such): both are read")
+            logger.warning(f"{path}: data row {twice[0]} repeats the row before ({len(twice)} such): both are read")
         if apart:
             _check_conditions(path, apart, texts)
-            _say_unlike_sizes(path, texts)
+        _say_unlike_rows(path, texts)
         if sentence is None:
             _refuse_copies(path, item_column, texts.values())
+            _say_several_sentences(path, list(texts.values()))
         for (item, _, *others), words in texts.items():
             _check_one_reader(path, item, words)
             if sentence is None:
                 _check_one_text(path, item_column, item, words)
-            named = _label(words[0].columns, "document", f"{path}: row {words[0].place + 1}")
+            named = _label(words[0].columns, "document", f"{path}: data row {words[0].place + 1}")
             document = documents.setdefault((item, *others) if named is None else named, len(documents))
             yield TextItem(item, " ".join(row.word for row in words), document, rows=words)
         known |= {item for item, *_ in texts}
@@ -344,21 +347,37 @@ def _check_conditions(path: PathLike, apart: Sequence[str], texts: Mapping[tuple
         for column, value in zip(apart, values, strict=True):
             if not value.strip() and (item, part, column) in filled:
                 raise ValueError(
-                    f"{path}: row {words[0].place + 1} has an empty {column!r}, but other rows of item {item!r} have a "
-                    "value. Fill in every cell (a spreadsheet writes the value of merged cells into the first row only)"
+                    f"{path}: data row {words[0].place + 1} has an empty {column!r}, but other rows of item {item!r} "
+                    "have a value. Fill in every cell (of merged cells, a spreadsheet writes only the first)"
                 )
 
 
-def _say_unlike_sizes(path: PathLike, texts: Mapping[tuple[Any, ...], Sequence[WordRow]]) -> None:
-    """Tell of texts with another number of rows than nearly all: a typing error in a condition makes two of one."""
-    usual, count = Counter(map(len, texts.values())).most_common(1)[0]
-    odd = [(key, len(words)) for key, words in texts.items() if len(words) != usual]
+def _say_unlike_rows(path: PathLike, texts: Mapping[tuple[Any, ...], Sequence[WordRow]]) -> None:
+    """Tell of texts with other rows than nearly all: a typing error in a condition makes two texts of one."""
+
+    def shape(words: Sequence[WordRow]) -> str:
+        places = [column for column in words[0].columns if _PLACES.fullmatch(column)]
+        order = (" ".join(str(row.columns.get(column)) for column in places) for row in words)
+        return plural(len(words), "row") + f" ({', '.join(order)})" * bool(places)
+
+    shapes = {key: shape(words) for key, words in texts.items()}
+    usual, count = Counter(shapes.values()).most_common(1)[0]
+    odd = [key for key, own in shapes.items() if own != usual]
     if odd and 4 * count >= 3 * len(texts):
-        (key, size), *_ = odd
-        name = ", ".join(str(part) for part in key if part is not None)
+        name = ", ".join(str(part) for part in odd[0] if part is not None)
         logger.warning(
-            f"{path}: {plural(len(odd), 'text')} of {len(texts)} have another number of rows than {usual}. The first "
-            f"is {name}, with {size}. Look for typing errors in item, condition and such columns"
+            f"{path}: {plural(len(odd), 'text')} of {len(texts)} differ from the others, which have {usual}. The first "
+            f"is {name}, with {shapes[odd[0]]}. Look for typing errors in the item, the condition and the order of rows"
+        )
+
+
+def _say_several_sentences(path: PathLike, texts: Sequence[Sequence[WordRow]]) -> None:
+    """Tell that most texts go on after the end of a sentence, as where a column of conditions is missing."""
+    number = sum(any(row.word.endswith((".", "?", "!")) for row in words[:-1]) for words in texts)
+    if 2 * number > len(texts):
+        logger.warning(
+            f"{path}: {number} of {plural(len(texts), 'text')}: several sentences are read as one text. If they "
+            "are several texts, name the column that tells them apart: call it condition, or give --sentence-column"
         )
 
 
@@ -373,8 +392,8 @@ def _refuse_copies(path: PathLike, item_column: str, texts: Iterable[Sequence[Wo
         runs = [list(run) for _, run in groupby(enumerate(sorted(copies)), lambda pair: pair[1] - pair[0])]
         shown = ", ".join(f"{run[0][1]} to {run[-1][1]}" for run in runs[:5]) + ", ..." * (len(runs) > 5)
         raise ValueError(
-            f"{path}: {plural(len(copies), 'row')} ({shown}) repeat rows before them of the same text. Delete them. If "
-            f"the text repeats itself, add --sentence-column {item_column}"
+            f"{path}: {plural(len(copies), 'data row')} ({shown}) repeat earlier rows of the same text. Delete them. "
+            f"If the text repeats itself, add --sentence-column {item_column}"
         )
 
 

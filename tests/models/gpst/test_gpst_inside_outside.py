@@ -26,9 +26,8 @@ def make(window=2, num_decomposition_layers=1, lengths=(7, 1, 2, 10)):
     generator = random.Random(window)
     orders = [generator.sample(range(n - 1), n - 1) for n in lengths]
     width = max(lengths)
-    order = torch.stack(
-        [torch.tensor(o + [k for k in range(width - 1) if k not in o], dtype=torch.long) for o in orders]
-    )
+    places = range(width - 1)
+    order = torch.tensor([[*own, *(k for k in places if k not in own)] for own in orders], dtype=torch.long)
     sentence_ids = torch.stack([(torch.arange(width) < n).long() for n in lengths])
     leaves = torch.randn(sum(lengths), 8, dtype=torch.double, requires_grad=True)
     root = torch.rand(8, dtype=torch.double, requires_grad=True)
