@@ -189,10 +189,17 @@ def saved_card(model: str, revision: str | None = None) -> tuple[dict[str, Any] 
 
 def missing_on_card(model: str) -> list[str]:
     """Remarks on what a reader of the Hub needs and the card of a folder lacks."""
-    text = saved_card(model)[1]
+    facts, text = saved_card(model)
     if text is None:
         return ["there is no README.md: the model has no card"]
-    if ModelCard(text, ignore_metadata_errors=True).data.license is None:
+    data = ModelCard(text, ignore_metadata_errors=True).data
+    other = [name for name in ("license", "language") if (facts or {}).get(name) not in (None, getattr(data, name))]
+    if other:
+        return [
+            f"{FACTS_FILE} and README.md differ in {' and '.join(other)}: `synlm export` makes README.md "
+            f"from {FACTS_FILE}. Export the folder to a new one, and push that"
+        ]
+    if data.license is None:
         return [
             "the card names no licence, so nobody may use the model: add a line `license: ...` below the first --- of "
             f"README.md, and to {FACTS_FILE}, from which an export makes the card"

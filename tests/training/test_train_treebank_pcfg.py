@@ -184,6 +184,7 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert written["validation"]["labeled_f1"] == round(100 * f1, 2) and "test" not in written
     card = (out / "README.md").read_text()
     assert "Andreas Stolcke." in card and "Mark Johnson." in card and "arxiv" not in card.lower()
+    assert "A treebank PCFG (probabilistic context-free grammar) language model." in card
     assert "Stolcke" in TextScorer(model, tokenizer).describe()["paper"]
     assert model.config.text_style == "treebank"
     (found,) = score_words(TextScorer(model, tokenizer), [TextItem("1", " ".join(gold[0].words))])
