@@ -753,7 +753,7 @@ def test_remedies_for_trees_over_other_words_work(saved_models, files, capsys):
     run(capsys, *saved)
     compared = ("evaluate", "compare", own, model, "--treebank", gold)
     for more in (keep, ignore, ("--punctuation", "remove")):
-        message = f"{own} has punctuation, and {model} has none. Parse again for {model} (`"
+        message = f"Punctuation is in {own}, but not in {model}. Parse again for {model} (`"
         assert message in fail(capsys, *compared, *more) and message in fails(13 * whole, "--trees", model, *more)
     run(capsys, *saved, *ignore)
     run(capsys, *compared, *ignore)

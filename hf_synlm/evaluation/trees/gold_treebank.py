@@ -216,11 +216,11 @@ def _advise(
         return f"The trees lack punctuation. Add --punctuation remove{also}"
     if modes:
         return "The trees have punctuation. Add " + " or ".join(f"--punctuation {m} ({told[m]})" for m in modes)
-    if fits and all(map(any, zip(*fits.values(), strict=True))):
+    if any(fits.get("remove", ())) and all(map(any, zip(*fits.values(), strict=True))):
         bare = dict(zip(runs, fits["remove"], strict=True))
         some, none = (", ".join(name for name in runs if bare[name] == is_bare) for is_bare in (False, True))
         return (
-            f"{some} has punctuation, and {none} has none. Parse again for {none} (`synlm evaluate parsing --model M "
+            f"Punctuation is in {some}, but not in {none}. Parse again for {none} (`synlm evaluate parsing --model M "
             "--punctuation ignore --save-trees FILE`), then score with --punctuation ignore"
         )
     if len(parsed) != len(treebank.sentences):
