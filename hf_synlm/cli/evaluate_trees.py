@@ -93,7 +93,8 @@ class CountingOptions(options.TreebankReading):
         if not isinstance(rule, EvalbParameters) or self.punctuation not in (None, "keep") or self.given():
             return None
         is_read = kind_of_trees(gold, read_lines(gold)) == "brackets"
-        return partial(evaluate_files, gold, parameters=rule, max_sentences=limit) if is_read else None
+        counted = dataclasses.replace(rule, max_errors=10**9)  # `report_evalb` counts them, and names the file
+        return partial(evaluate_files, gold, parameters=counted, max_sentences=limit) if is_read else None
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
         """The options in the words of the result."""
@@ -204,7 +205,11 @@ def parsing(
         given.save_trees, overwrite, *reads, *outputs.report_files(out), model=models, flag="--save-trees"
     )
     if bool(models) == bool(files):
-        raise ValueError("give either --model to parse the treebank, or --trees with parsed trees, not both")
+        raise ValueError(
+            "give either --model to parse the treebank, or --trees. For both, save the model's trees first (--model M "
+            "--save-trees m.mrg), then give --trees own.mrg --trees m.mrg; with punctuation, add --punctuation ignore "
+            "to both commands"
+        )
     options.refuse_repeated("--trees", files)
     options.refuse_repeated("--model", models)
     if files:
@@ -228,7 +233,7 @@ def _tabulate(
     cases: Sequence[_Case], models: Sequence[str], parsing: options.ParsingByModels, data: dict[str, Any]
 ) -> EvaluationResult:
     """Score models, or the trees of files, by several conventions; each model is loaded once, and parses once."""
-    from hf_synlm.evaluation.trees.treebank_reports import lacks_labels, report_conventions
+    from hf_synlm.evaluation.trees.treebank_reports import report_conventions
 
     if parsing.cache is not None and len(models) > 1:
         raise ValueError(f"--cache {parsing.cache} holds trees of one model. Leave it out, or give one --model")
@@ -257,9 +262,12 @@ def _tabulate(
         raise ValueError("no model gives trees with labels. Score their trees unlabeled (--unlabeled)")
     outputs.leave_output_to_first_process()
     for case in cases:
-        for name in [name for name, run in case.runs.items() if lacks_labels(run, case.rule)]:
-            outputs.say(f"evalb: {name} has trees without labels and no score (--unlabeled)")
-            del case.runs[name]
+        for name, run in list(case.runs.items()) if isinstance(case.rule, EvalbParameters) else ():
+            try:
+                _score(case._replace(runs={name: run}))
+            except ValueError as error:
+                outputs.say(f"no score by evalb: {error}")
+                del case.runs[name]
     names = list(dict.fromkeys(name for case in cases for name in case.runs))
     last = [Path(name).absolute().name for name in names]
     short = dict(zip(names, last if len(set(last)) == len(names) else names, strict=True))
@@ -410,13 +418,8 @@ def _say_missing(case: _Case) -> None:
     numbers = case.numbers()
     for name, run in case.runs.items():
         if isinstance(run, EvalbScores):
-            counted, reasons = run.overall, [sentence.reason for sentence in run.sentences if sentence.reason]
-            if counted.num_valid < counted.num_sentences:
-                outputs.say(
-                    f"{name}: of {plural(counted.num_sentences, 'sentence')}, EVALB leaves out {counted.num_skipped} "
-                    f"without a tree and {counted.num_errors} with other words"
-                    + "".join(f" ({why})" for why in reasons[:1])
-                )
+            if run.overall.num_valid < len(run.sentences):
+                outputs.say(f"{name}: {run.left_out()}")
             continue
         missing = sum(not run[number].hypotheses for number in numbers)
         if missing:

@@ -96,10 +96,7 @@ SplitSentences = Annotated[
 ]
 PunctuationBy = Annotated[
     Literal["tag", "form"],
-    typer.Option(
-        help="Recognize punctuation by its tag (Penn Treebank, Universal Dependencies) or form. Without tags the "
-        "form decides."
-    ),
+    typer.Option(help="Recognize punctuation by its tag (Penn Treebank, Universal Dependencies) or by its form."),
 ]
 Treebank = Annotated[Path, typer.Option(help="Gold trees in the format of the Penn Treebank.")]
 TreeStyle = Annotated[

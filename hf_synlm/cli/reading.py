@@ -209,6 +209,8 @@ class _Study:
         settings = regression.settings(counts is not None, self.computing.seed)
         if times.times is not None:
             measured = read_rows(times.times)
+            remark = "has no column word, so the words were not compared. Rename the column of its words to word"
+            said = [] if "word" in measured else [f"{times.times} {remark}"]
         elif times.data is not None:
             measured, column, file, said = natural_stories.read_times(times.data)
             read.append(file)

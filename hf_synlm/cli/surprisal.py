@@ -425,7 +425,8 @@ def _write_words(
             counts["words"] += len(found.words)
             counts["tokens"] += len(found.tokens)
             counts["unknown_words"] += sum(found.unknown)
-            counts["words_without_token"] += int((found.num_tokens == 0).sum())
+            counts["words_without_token"] += sum(bool(word.text) for word in found.words)
+            counts["words_without_token"] -= int(found.num_tokens.count_nonzero())
         outputs.leave_output_to_first_process()
     return names, counts
 

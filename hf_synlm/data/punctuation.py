@@ -64,6 +64,11 @@ def is_punctuation(word: str) -> bool:
     return all(unicodedata.category(character).startswith("P") or character in _MARKS for character in word)
 
 
+def drop_marks(words: Sequence[str]) -> list[str]:
+    """The words of a treebank that have a letter or a digit, as text has them in lower case."""
+    return [word.lower() for word in map(spell, words) if any(map(str.isalnum, word))]
+
+
 def drop_edge_punctuation(text: str) -> str:
     """Leave out the punctuation at the edges of words, in text without tags."""
     return " ".join(_EDGE_PUNCTUATION.sub(" ", text).split())

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.encoding import TextOptions, encode_block, encoded_features
 from hf_synlm.data.files import file_sha256, folder_writer, read_json, remove_folder, remove_partial, write_json
-from hf_synlm.data.sources import Block
+from hf_synlm.data.sources import BAD_CHARACTERS, Block
 from hf_synlm.data.text import PathLike, plural
 
 FORMAT = 2
@@ -35,6 +35,7 @@ INDEX_FILE, MADE_FROM_FILE, RECORD_FILE = "corpus.json", "made_from.json", "shar
 SHARD_CHARACTERS = 1 << 26
 EMPTY_SENTENCES = "sentences without tokens dropped"
 EMPTY_DOCUMENTS = "documents without sentences dropped"
+_OTHER_ENCODING = ". Is the text not UTF-8? Convert it, such as by iconv -f cp1252 -t UTF-8 FILE > NEW_FILE"
 _OPEN_SHARDS = 512  # every memory map keeps a file open
 
 
@@ -209,6 +210,8 @@ class PreparedCorpus:
         return (
             f"{plural(self.num_documents, 'document')}, {plural(self.num_sentences, 'sentence')}, "
             f"{plural(self.num_tokens, 'token')} in {plural(len(self.records), 'shard')}{_dropped(self.counts)}"
+            + _OTHER_ENCODING
+            * bool(self.counts.get(BAD_CHARACTERS))
         )
 
 

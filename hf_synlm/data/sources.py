@@ -96,7 +96,8 @@ class TextFiles(TextSource):
         with _open(path) as file:
             beginning = file.read(200)
         if self.kind != "parquet" and 3 * beginning.count("\0") > len(beginning):
-            raise ValueError(f"{path} is UTF-16 without a BOM. Convert it: iconv -f UTF-16 -t UTF-8 {path} > NEW_FILE")
+            kind = "UTF-16LE" if beginning[1::2].count("\0") > beginning[::2].count("\0") else "UTF-16BE"
+            raise ValueError(f"{path} is {kind} without a BOM. Convert it: iconv -f {kind} -t UTF-8 {path} > NEW_FILE")
         if self.kind == "text" and begins_with_tree(beginning):
             raise ValueError(
                 f"{path} begins with a tree. Give its words, or pass the file to an option such as --train-trees."

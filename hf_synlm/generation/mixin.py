@@ -340,7 +340,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             raise ValueError(f"{', '.join(unwanted)}: not supported by generate with structure_mode={mode!r}")
         if joint:
             if cache is not None:
-                raise ValueError("Joint mode reads no past_key_values. Pass the whole prompt, or choose marginal mode.")
+                raise ValueError("past_key_values are not read. Pass the whole prompt, or structure_mode='marginal'")
         elif cache is not None:
             self._fit_cache(generation_config, cache)
         elif generation_config.use_cache is False:

@@ -28,8 +28,15 @@ TASKS = {
 }
 TAGS = ("custom_code", "hf_synlm", "syntactic-language-model")
 
-# By model_type: name of the architecture, what it does, and its papers.
+# By model_type, or by it and the grammar: name of the architecture, what it does, and its papers.
 PAPERS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text(encoding="utf-8"))
+
+
+def paper_of(config: PreTrainedConfig) -> dict[str, Any]:
+    """What `PAPERS` says of a model; grammars that are counted have an entry of their own."""
+    return PAPERS.get(f"{config.model_type}_{getattr(config, 'grammar', '')}") or PAPERS.get(config.model_type, {})
+
+
 # Numbers that depend on how the sum over trees was approximated.
 ESTIMATED_METRICS = {"perplexity", "word_perplexity", "surprisal", "log_likelihood", "accuracy"}
 ESTIMATED_METRICS |= {"f1", "labeled_f1", "unlabeled_f1"}
@@ -110,7 +117,7 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         _check_result(result)
     values = {
         "article": "A",
-        **PAPERS[config.model_type],
+        **paper_of(config),
         **stated,
         "kind": TASKS.get(stated["task"], ""),
         "front_matter": _front_matter(config, stated),
@@ -118,7 +125,7 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "results": _results_table(stated["results"], stated["repo_id"]),
         "headline": _headline(stated["results"]),
         "tree": f"```text\n{stated['tree']}\n```" if stated["tree"] else "",
-        "citation": " ".join([PAPERS[config.model_type]["citation"], *_papers(config)]),
+        "citation": " ".join([paper_of(config)["citation"], *_papers(config)]),
         "weights_licence": f"The licence of the weights is {stated['license']}." if stated["license"] else "",
         "library": f"[hf_synlm]({stated['code_url']})" if stated["code_url"] else "hf_synlm",
         "code": _code(config),
@@ -143,7 +150,7 @@ def _code(config: PreTrainedConfig) -> str:
 
 def _papers(config: PreTrainedConfig) -> list[str]:
     """Links by which the Hub finds the papers."""
-    return [f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in PAPERS[config.model_type]["arxiv"]]
+    return [f"[arXiv:{number}](https://arxiv.org/abs/{number})" for number in paper_of(config)["arxiv"]]
 
 
 def _headline(results: Sequence[Mapping[str, Any]]) -> str:
@@ -182,10 +189,17 @@ def saved_card(model: str, revision: str | None = None) -> tuple[dict[str, Any] 
 
 def missing_on_card(model: str) -> list[str]:
     """Remarks on what a reader of the Hub needs and the card of a folder lacks."""
-    text = saved_card(model)[1]
+    facts, text = saved_card(model)
     if text is None:
         return ["there is no README.md: the model has no card"]
-    if ModelCard(text, ignore_metadata_errors=True).data.license is None:
+    data = ModelCard(text, ignore_metadata_errors=True).data
+    other = [name for name in ("license", "language") if (facts or {}).get(name) not in (None, getattr(data, name))]
+    if other:
+        return [
+            f"{FACTS_FILE} and README.md differ in {' and '.join(other)}: `synlm export` makes README.md "
+            f"from {FACTS_FILE}. Export the folder to a new one, and push that"
+        ]
+    if data.license is None:
         return [
             "the card names no licence, so nobody may use the model: add a line `license: ...` below the first --- of "
             f"README.md, and to {FACTS_FILE}, from which an export makes the card"
@@ -257,7 +271,7 @@ def _front_matter(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         language=facts["language"],
         library_name="transformers",
         pipeline_tag=facts["task"],
-        tags=[*TAGS, config.model_type, *(f"arxiv:{number}" for number in PAPERS[config.model_type]["arxiv"])],
+        tags=[*TAGS, config.model_type, *(f"arxiv:{number}" for number in paper_of(config)["arxiv"])],
         datasets=list(facts["datasets"]) or None,
         base_model=facts["base_model"],
         metrics=sorted({result.metric_type for result in results}) or None,

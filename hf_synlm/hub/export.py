@@ -162,7 +162,8 @@ def _check_code(model: Any) -> None:
     if not getattr(getattr(model, "config", None), "auto_map", None):
         raise ValueError(
             f"The configuration of {type(model).__name__} has no auto_map, so the code would not be saved. "
-            "Pass a model of hf_synlm, unwrapped (accelerator.unwrap_model)."
+            "Copy the folder of an n-gram model, which loads only with hf_synlm. Pass other models of hf_synlm, "
+            "unwrapped (accelerator.unwrap_model)."
         )
 
 

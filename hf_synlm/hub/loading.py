@@ -25,6 +25,7 @@ from transformers import (
 from hf_synlm.data.files import CONFIG_FILE, TOKENIZER_FILES, find_model, read_json
 from hf_synlm.hub import architectures
 from hf_synlm.hub.checkpoint import (
+    ADAPTER_FILE,
     check_hub,
     check_model_source,
     check_tokenizer_source,
@@ -106,7 +107,10 @@ def whole(loaded: tuple[PreTrainedModel, Mapping[str, Any]]) -> PreTrainedModel:
     """The model of `from_pretrained(..., output_loading_info=True)`; ValueError if its files lack weights."""
     model, info = loaded
     saved = " ".join(model.config.architectures or ["another model"])
-    if missing := sorted(info["missing_keys"]):
+    of_model = model.state_dict()
+    known = {tensor.data_ptr() for name, tensor in of_model.items() if name not in info["missing_keys"]}
+    missing = [n for n in sorted(info["missing_keys"]) if n not in of_model or of_model[n].data_ptr() not in known]
+    if missing:
         raise ValueError(
             f"it was saved as {saved} and lacks weights of "
             f"{type(model).__name__} (they would be random): {', '.join(missing[:3])}{', ...' * (len(missing) > 3)}. "
@@ -130,6 +134,8 @@ def saved_config(name: str, revision: str | None = None, trust_remote_code: bool
     """Load a configuration from a folder or the Hub, or say in one line why that fails."""
     name = find_model(name)
     check_model_source(name, revision)
+    if is_folder(name) and not (Path(name) / CONFIG_FILE).is_file():  # an adapter of PEFT
+        name, revision = read_json(Path(name) / ADAPTER_FILE)["base_model_name_or_path"], None
     with one_line_errors(name, "model"):
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
 

@@ -344,6 +344,13 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
             "a row holds one word or region of a text, name the column of the words: synlm surprisal ",
         ),
         ("b.tsv", "word\titem\nWe\t1\nask\t\n", ["--word-column", "word"], "row 2 has an empty 'item'"),
+        (
+            "b.csv",
+            "item,sentence\n1,We\n2,We, too\n",
+            [],
+            "3 fields, but the header names 2: ['item', 'sentence']. Quote",
+        ),
+        ("b.csv", "item,sentence\n1\n", [], "['item', 'sentence']. Write all fields of the row, also empty ones"),
         ("b.tsv", WORDS.replace("part", "subject"), ["--word-column", "word"], "the rows of 2 readers (subject)"),
         ("b.tsv", '"item"\t"sentence"\n"1"\t"a "no" b"\n', [], "Double the quotation marks inside a quoted field"),
         (
@@ -587,25 +594,28 @@ def test_conditions_that_are_empty_or_misspelled_are_told(tmp_path, caplog):
         (tmp_path / "a.tsv").write_text("\n".join(["item\tcondition\ttext", *cells]) + "\n")
         return tmp_path / "a.tsv"
 
-    for change in ({1: ""}, {row: "" for row in range(16) if row % 2}):  # a gap, merged cells
-        refused(
-            "row 2 has an empty 'condition', but other rows of item '1'", read_items, write(change), word_column="text"
-        )
     assert len(read_items(write({}), word_column="text")) == 8 and not caplog.text
     assert len(read_items(write({1: "a "}), word_column="text")) == 8 and not caplog.text
-    assert len(read_items(write({3: "B"}), word_column="text")) == 9
-    assert "2 texts of 9 differ from the others, which have 2 rows. The first is 1, b, with 1 row. Look" in caplog.text
+    assert len(read_items(write({1: ""}), word_column="text")) == 9
+    assert "texts with an empty condition: 1 of 9, the first in data row 2. Each is" in caplog.text
+    assert "1 text of 9 may have a typing error in the item, the condition" in caplog.text
+    assert "The first: 1, a has 1 row, most others have 2 rows" in caplog.text
+    cells = ("a\tn1\tWe", "\tn2\task", "\tn3\tall", "b\tn1\tYou", "\tn2\task", "\tn3\tall")  # merged
+    (tmp_path / "a.tsv").write_text("\n1\t".join(["item\tcondition\tregion\ttext", *cells]) + "\n")
+    said = r"2 data rows \(5 to 6\) repeat earlier rows of the same text. Fill in empty cells"
+    refused(said, read_items, tmp_path / "a.tsv", word_column="text")
     rows = [f"{item}\tn{n}\t{word}" for item in "1234" for n, word in enumerate("We ask for peace".split())]
     rows[4:6] = rows[5:3:-1]
     (tmp_path / "a.tsv").write_text("\n".join(["item\tregion\ttext", *rows]) + "\n\t\t\n")  # an empty row
     assert len(read_items(tmp_path / "a.tsv", word_column="text")) == 4
-    assert "which have 4 rows (n0, n1, n2, n3). The first is 2, with 4 rows (n1, n0, n2, n3)" in caplog.text
+    assert "2 has 4 rows (n1, n0, n2, n3), most others have 4 rows (n0, n1, n2, n3)" in caplog.text
     assert "several sentences" not in caplog.text
     (tmp_path / "a.tsv").write_text("item\ttext\n1\tWe\n1\task.\n1\tWe\n1\tagree.\n")
     read_items(tmp_path / "a.tsv", word_column="text")
     assert "1 of 1 text: several sentences are read as one text" in caplog.text
     (tmp_path / "a.tsv").write_text("item\tsentence\n1\tWe ask\n\tWe agree\n")
-    refused("data row 2 has an empty 'item'. Fill in", read_items, tmp_path / "a.tsv")
+    assert [item.item for item in read_items(tmp_path / "a.tsv")] == ["1", "2"]
+    assert "data row 2 has no item. Such rows get their number as the item. Fill in empty" in caplog.text
 
 
 def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):
@@ -636,6 +646,9 @@ def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
     (tmp_path / "b.txt").write_text("We ask , for peace .\n", encoding="utf-8")
     assert main(["surprisal", str(tmp_path / "b.txt"), *model, "--tokenize", "no-punctuation"]) == 0
     assert "2 of 6 words without a token (n_tokens 0)" in capsys.readouterr().err
+    (tmp_path / "b.tsv").write_text("item\tword\n1\tWe\n1\t\n1\task\n", encoding="utf-8")
+    assert main(["surprisal", str(tmp_path / "b.tsv"), *model, "--word-column", "word"]) == 0
+    assert "without a token" not in capsys.readouterr().err
 
 
 def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):

@@ -533,7 +533,7 @@ def test_evalb_counts_files_as_the_program_does(files, capsys):
     pred.write_text(dash.format("NN"), encoding="utf-8")
     gold.write_text(dash.format(":"), encoding="utf-8")
     message = fail(capsys, "evaluate", "parsing", "--treebank", gold, "--trees", pred, "--convention", "evalb")
-    assert "EVALB scores none of 1 sentence: 0 have no tree" in message and "5 gold words, 6 pred" in message
+    assert "of 1 sentence, EVALB leaves out 0 without a tree and 1 with other words (5 gold words, 6 pred" in message
 
 
 def test_styles_that_are_guesses_are_said(files, capsys):
@@ -645,7 +645,7 @@ def test_a_table_of_models_without_labels_and_of_files(saved_models, files, caps
     labeled = (*trees, *two, "--convention", "evalb", "--punctuation", "remove")
     assert main(list(map(str, (*command, *labeled, "--out", out, "--overwrite")))) == 0
     said, again = capsys.readouterr(), load_result(out)
-    assert f"evalb: {files / 'on_lstm.mrg'} has trees without labels and no score" in said.err
+    assert f"no score by evalb: {files / 'on_lstm.mrg'}: the trees have no labels. Score them by --unlab" in said.err
     assert [name for name in again.scores if name.startswith("evalb")] == ["evalb rnng.mrg"]
     assert "| score |" not in said.out and "p not corrected for the number of tests; none by evalb" in said.out
     trees[1].write_text("(We ask)\n", encoding="utf-8")
@@ -709,23 +709,70 @@ def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
     gold = "".join(f"(S (NP (PRP We)) (VP (VBP ask)) (. {mark}))\n" for mark in "..")
     (files / "marks.mrg").write_text(gold, encoding="utf-8")
     for style, given, remedy in (
-        ("(We ask)\n", ("--convention", "evalb"), "lack punctuation: add --punctuation remove and --unlabeled. That"),
-        ("(S (NP We) (VP ask))\n", ("--punctuation", "keep"), "lack punctuation: add --punctuation remove"),
-        ("(We (ask .))\n", (), "have punctuation: add --punctuation keep"),
+        ("(We ask)\n", ("--convention", "evalb"), "lack punctuation. Add --punctuation remove and --unlabeled. That"),
+        ("(S (NP We) (VP ask))\n", ("--punctuation", "keep"), "lack punctuation. Add --punctuation remove"),
+        ("(We (ask .))\n", (), "have punctuation. Add --punctuation ignore (scores them without it, as those of"),
     ):
         (files / "other.txt").write_text(style * 2, encoding="utf-8")
         scored = ("evaluate", "parsing", "--treebank", files / "marks.mrg", "--trees", files / "other.txt")
         assert f"The trees {remedy}" in fail(capsys, *scored, *given)
-        asked = remedy.partition(".")[0].split(": add ")[1].replace("and ", "").split()
+        asked = remedy.split("Add ")[1].partition(".")[0].partition(" (")[0].replace("and ", "").split()
         run(capsys, *scored, *(given if "evalb" in given else ()), *asked)
     assert "give either --model" in fail(capsys, *command)
-    assert "give either --model" in fail(capsys, *command, "--trees", trees, "--model", saved_models / "gpst")
     message = fail(capsys, *command, "--trees", trees, "--convention", "wsj")
     assert "'wsj'" in message and "palm, evalb" in message
     assert "need --convention evalb" in fail(capsys, *command, "--trees", trees, "--unlabeled")
     assert "CUTOFF_LEN" in fail(capsys, *command, "--trees", trees, "--convention", "evalb", "--max-length", 9)
     message = fail(capsys, *command, "--trees", trees, "--num-beams", 3, "--seed", 1)
     assert "--seed, --num-beams: --trees are already parsed" in message
+
+
+def test_remedies_for_trees_over_other_words_work(saved_models, files, capsys):
+    gold, own, model = files / "marks.mrg", files / "own.mrg", files / "m.mrg"
+    whole = "(S (NP (PRP We)) (VP (VBP ask) (NP (NN sit) (HYPH -) (NNS ins)) {} (ADVP (RB now)) {}) (. .))\n"
+    whole, typed = whole.format("(-LRB- -LRB-)", "(-RRB- -RRB-)"), whole.format("(-LRB- ()", "(-RRB- ))")
+    some = "(S (NP (PRP We)) (VP (VBP ask) (NP (NN sit) (HYPH -) (NNS ins)) (ADVP (RB now))))\n"
+    none, other = some.replace(" (HYPH -)", ""), some.replace("We", "I")
+    gold.write_text(13 * whole, encoding="utf-8")
+    command = ("evaluate", "parsing", "--treebank", gold)
+
+    def fails(trees, *more):
+        own.write_text(trees, encoding="utf-8")
+        return fail(capsys, *command, "--trees", own, *more)
+
+    keep, ignore, evalb = ("--punctuation", "keep"), ("--punctuation", "ignore"), ("--convention", "evalb")
+    # Some punctuation is left: no treatment fits, and the words are named.
+    assert "same words: leave out '-', too, which counts as punctuation" in fails(13 * some)
+    for more in (keep, ignore):
+        assert "same words: put in '-lrb-', '-rrb-', '.'" in fails(13 * some, *more)
+    assert "leave out 'i'; put in 'we'; check their order" in fails(12 * some + other)
+    # Trees of a file and of a model.
+    both = fails(13 * whole, "--model", saved_models / "rnng")
+    assert "(--model M --save-trees m.mrg), then give --trees own.mrg --trees m.mrg; with punctuation, add" in both
+    saved = (*command, "--model", saved_models / "rnng", "--save-trees", model, "--overwrite")
+    run(capsys, *saved)
+    compared = ("evaluate", "compare", own, model, "--treebank", gold)
+    for more in (keep, ignore, ("--punctuation", "remove")):
+        message = f"Punctuation is in {own}, but not in {model}. Parse again for {model} (`"
+        assert message in fail(capsys, *compared, *more) and message in fails(13 * whole, "--trees", model, *more)
+    run(capsys, *saved, *ignore)
+    run(capsys, *compared, *ignore)
+    run(capsys, *command, "--trees", own, "--trees", model, *ignore)
+    # EVALB: what it cannot score is no loss for the other conventions.
+    message = fails(12 * none + whole, *evalb)
+    assert "12 with other words (8 gold words, 5 predicted; only punctuation differs: give all of it, or" in message
+    assert message.endswith("or raise MAX_ERROR in a parameter file (--prm)")
+    (files / "more.prm").write_text("DELETE_LABEL .\nMAX_ERROR 20\n", encoding="utf-8")
+    run(capsys, *command, "--trees", own, *evalb, "--prm", files / "more.prm")
+    assert "EVALB takes ( and ) for brackets: write words as -LRB- and -RRB-)" in fails(13 * typed, *evalb)
+    for trees, more in ((none, ()), (typed, keep)):
+        own.write_text(13 * trees, encoding="utf-8")
+        table = (*command, "--trees", own, *evalb, "--convention", "gpst", "--convention", "palm", *more)
+        assert main([*map(str, table), "--out", str(files / "f1.json"), "--overwrite"]) == 0
+        assert f"no score by evalb: {own}: of 13 sentences" in capsys.readouterr().err
+        found = load_result(files / "f1.json").scores
+        assert found["gpst own.mrg"] == found["palm own.mrg"] == 100 and "evalb own.mrg" not in found
+    run(capsys, *command, "--trees", own, *evalb, "--limit", 1, *ignore)
 
 
 def test_what_cannot_be_scored_is_told_before_parsing(saved_models, files, capsys, monkeypatch):

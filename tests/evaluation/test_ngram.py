@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import math
 import random
 from pathlib import Path
@@ -18,6 +19,7 @@ from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.text_items import TextItem
 from hf_synlm.training.programs import train_ngram
+from tests.helpers.commands import fail
 from tests.helpers.refusals import refused
 from tests.reference.ngram import KneserNey
 
@@ -88,6 +90,8 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     flags += f"--tokenizer-name {folder}/tokenizer --order 3 --output-dir {folder}/model"
     with contextlib.redirect_stdout(io.StringIO()) as said:
         train_ngram.main(flags.split())
+    written = json.loads((folder / "model/all_results.json").read_text())
+    assert f"perplexity of a token {written['validation']['perplexity']:.2f}, ends" in said.getvalue()
     assert said.getvalue().endswith(
         f"The model is in {folder}/model. Next: synlm surprisal FILE --model {folder}/model\n"
     )
@@ -117,11 +121,18 @@ def test_a_saved_model_scores_texts_in_the_commands(trained: Path, capsys: pytes
     assert sum(values) == pytest.approx(nats / math.log(2), rel=1e-4) and len(values) == words
 
 
+def test_a_saved_model_needs_the_package(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert synlm(["info", str(trained / "model")]) == 0
+    assert "so the folder loads only with hf_synlm, as all n-gram models do" in capsys.readouterr().out
+    error = fail(capsys, "export", trained / "model", "--out", trained / "out")
+    assert "Copy the folder of an n-gram model, which loads only with hf_synlm" in error
+
+
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     refused("order must be from 2 to 5 and is 6", train_ngram.main, ["--order", "6", "--output-dir", str(tmp_path)])
     refused("max-sentence-tokens 1", train_ngram.main, ["--max-sentence-tokens", "1", "--output-dir", str(tmp_path)])
     other = ["--tokenizer-type", "wordpiece", "--output-dir", str(tmp_path)]
-    refused(f"{tmp_path}/text holds text that was prepared otherwise: tokenizer_type was", train_ngram.main, other)
+    refused(f"{tmp_path}/text holds text prepared otherwise: tokenizer_type was", train_ngram.main, other)
     trees = ["--train-trees", str(sample_path("trees.test.txt")), "--output-dir", str(tmp_path / "new")]
     refused("No validation text is named. Pass --validation-words", train_ngram.main, trees)
     (tmp_path / "config.json").write_text('{"model_type": "pcfg"}')

@@ -177,13 +177,13 @@ def test_trees_that_do_not_match_their_text():
         return ParsedSentence(words, (Hypothesis(tuple(right_branching(len(words)))),))
 
     right, none = parsed(*words), ParsedSentence(())
-    match_treebank([right, none], treebank)
+    match_treebank({"mine.txt": [right, none]}, treebank)
     for sentences, message in (
         ([right], r"mine.txt: 1 sentence, .* 2 \(punctuation removed"),
         ([right, parsed(*words[:5], "rug")], "sentence 2 .*<text>:2: word 6 is 'rug', .* 'mat'"),
         ([parsed(*words, "."), right], "7 words, .* 6"),
     ):
-        refused(message, match_treebank, sentences, treebank, "mine.txt")
+        refused(message, match_treebank, {"mine.txt": sentences}, treebank)
 
 
 # Sentence and corpus F1 without and with the whole sentence, punctuation removed. EVALB gives the same last column.

@@ -429,6 +429,35 @@ def test_keys_that_name_several_rows(tables, capsys):
     write(tables / "s.tsv", WORDS, OF_SURPRISALS)
     write(tables / "rt.tsv", rows, OF_TIMES)
     assert "no other column tells them apart" in fail(capsys, *COMMON)
+    write(tables / "rt.tsv", [{**row, "Subject": f"r{k}"} for k in (1, 2) for row in WORDS], (*OF_TIMES, "Subject"))
+    assert "the column Subject tells them apart: rename it to subject" in fail(capsys, *COMMON)
+
+
+@pytest.mark.parametrize("names", [OF_TIMES, ("subject", "document", *OF_TIMES)])
+def test_rows_that_were_pasted_twice(tables, capsys, names):
+    rows = [{**row, "subject": "r1"} for row in (*WORDS[:30], *WORDS[10:13], *WORDS[30:], WORDS[5])]
+    write(tables / "rt.tsv", rows, names)
+    assert f"repeat rows before them: 31 to 33, {len(rows)}. Delete them" in fail(capsys, *COMMON)
+    write(tables / "rt.tsv", [*rows[:30], *rows[33:-1]], names)
+    check(run(capsys)[0], slow())
+
+
+def test_regions_of_conditions(tables, capsys):
+    """Joined by several columns, which the frame keeps for other programs; words may be missing."""
+    places = {"item": "document", "condition": "sentence_id", "region": "word_id"}
+    rows = [{**row, **{name: row[old] for name, old in places.items()}, "text": row["word"]} for row in WORDS]
+    write(tables / "s.tsv", rows, (*OF_SURPRISALS, *places))
+    write(tables / "rt.tsv", rows, (*places, "text", *OF_TIMES[3:]))
+    on = ("--on", "item,condition,region")
+    result, said = run(capsys, *on, "--write-frame", "f.tsv")
+    check(result, slow())
+    assert "rt.tsv has no column word, so the words were not compared. Rename the column of its words to word" in said
+    names, *frame = (line.split("\t") for line in (tables / "f.tsv").read_text(encoding="utf-8").splitlines())
+    kept = [dict(zip(names, line, strict=True)) for line in frame]
+    assert names[:3] == list(places) and all(row["item"] == row["document"] for row in kept)
+    assert all((row["condition"], row["region"]) == (row["sentence_id"], row["word_id"]) for row in kept)
+    write(tables / "rt.tsv", rows, (*places, *OF_TIMES[2:]))
+    assert "were not compared" not in run(capsys, *on)[1]
 
 
 def test_no_row_joins(tables, capsys):
@@ -438,10 +467,9 @@ def test_no_row_joins(tables, capsys):
     assert "no row of rt.tsv joins s.tsv by item, word_id. Their ids begin with 1-1 1 and 1 1" in error
     write(tables / "rt.tsv", WORDS, ("word", "mean_rt", "count"))
     error = fail(capsys, *COMMON)
-    assert (
-        "no key in common" in error and "rt.tsv has the columns word, mean_rt, count" in error and "--on A,B" in error
-    )
-    assert "no column nothing; rt.tsv has" in fail(capsys, *COMMON, "--on", "nothing")
+    assert "no key in common" in error and "has the columns word, mean_rt, count" in error and "--on A,B" in error
+    error = fail(capsys, *COMMON, "--on", "nothing")
+    assert "no column nothing; rt.tsv has" in error and "Rename columns, so that both tables have the same" in error
 
 
 def test_a_part_of_the_rows_joins(tables, capsys):
@@ -459,13 +487,22 @@ def test_a_part_of_the_rows_joins(tables, capsys):
 
 
 def test_columns_that_are_missing_or_no_numbers(tables, capsys):
-    assert "there is no column 'rt': rt.tsv has the columns sentence_id" in fail(capsys, "s.tsv", "--times", "rt.tsv")
+    error = fail(capsys, "s.tsv", "--times", "rt.tsv")
+    assert "column 'rt': rt.tsv has the columns sentence_id, word" in error and "Write --rt-column COLUMN" in error
+    assert "Write --rt-column mean_rt" in fail(capsys, "s.tsv", "--times", "rt.tsv", "--rt-column", "Mean_RT")
     assert "names no column of surprisals. Write rt.tsv:COLUMN" in fail(capsys, "rt.tsv", *COMMON[1:])
-    assert "there is no column 'nae': s.tsv has" in fail(capsys, "N=s.tsv:nae", *COMMON[1:])
+    error = fail(capsys, "N=s.tsv:nae", *COMMON[1:])
+    assert "there is no column 'nae': s.tsv has" in error and error.endswith("Write s.tsv:COLUMN")
+    message = "'word', which is not a number. Write numbers, such as 0 and 1, or empty the field"
+    assert message in fail(capsys, *COMMON, "--control", "word")
+    assert "Write --control count" in fail(capsys, *COMMON, "--control", "Count")
     bad = [{**row, "mean_rt": "fast" if i == 3 else row["mean_rt"]} for i, row in enumerate(WORDS)]
     write(tables / "bad.tsv", bad, OF_TIMES)
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
-    assert "bad.tsv: row 4 has 'fast' in 'mean_rt', which is not a number" in error
+    assert "bad.tsv: row 4 has 'fast' in 'mean_rt', which is not a number. Write numbers, or empty the field" in error
+    write(tables / "bad.tsv", [{**row, "mean_rt": "349,2"} for row in WORDS], OF_TIMES)
+    error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
+    assert "row 1 has '349,2' in 'mean_rt', which is not a number. Write 349.2, with a point" in error
     infinite = [{**row, "mean_rt": "inf" if i == 3 else row["mean_rt"]} for i, row in enumerate(WORDS)]
     write(tables / "bad.tsv", infinite, OF_TIMES)
     error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")

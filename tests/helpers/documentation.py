@@ -129,7 +129,8 @@ def make_inputs(folder: Path) -> None:
     for name in ("in.txt", "stories.txt", "valid.txt"):
         (folder / name).write_text("\n".join(sentences) + "\n", encoding="utf-8")
     trees = sample_path("trees.test.txt").read_text(encoding="utf-8").splitlines()
-    (folder / "gold.mrg").write_text("\n".join(sorted(trees, key=len)[:30]) + "\n", encoding="utf-8")
+    for name in ("gold.mrg", "own.mrg"):
+        (folder / name).write_text("\n".join(sorted(trees, key=len)[:30]) + "\n", encoding="utf-8")
     (folder / "pairs.tsv").write_text("sentence_good\tsentence_bad\tconstruction\nwe agree .\tagree we .\torder\n")
     (folder / "blimp").mkdir()
     pair = {"sentence_good": "We agree.", "sentence_bad": "Agree we.", "UID": "order", "linguistics_term": "word_order"}

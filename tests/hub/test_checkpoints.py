@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hf_synlm.cli import main
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
 from hf_synlm.hub import export, upload
-from hf_synlm.hub.card import PAPERS, fill_card
+from hf_synlm.hub.card import PAPERS, fill_card, missing_on_card
 from hf_synlm.hub.checkpoint import INDEX_FILE, stored_tensors
 from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.verify import verify_export
@@ -339,6 +339,9 @@ def test_a_copy_keeps_its_card(tmp_path: Path, capsys):
     assert main(["export", str(CARDS / "palm-s-tiny"), "--out", str(first)]) == 0
     assert main(["export", str(first), "--out", str(second)]) == 0
     edited = facts_of("palm-s-tiny") | {"repo_id": "ann/palm"}  # the name on the Hub stays, that of a folder does not
+    (first / "card.yaml").write_text(yaml.safe_dump(edited | {"license": "mit"}))
+    (remark,) = missing_on_card(str(first))
+    assert "card.yaml and README.md differ in license: `synlm export` makes README.md from card.yaml" in remark
     (first / "card.yaml").write_text(yaml.safe_dump(edited))
     assert main(["export", str(first), "--out", str(tmp_path / "named")]) == 0
     assert yaml.safe_load((tmp_path / "named" / "card.yaml").read_text()) == edited

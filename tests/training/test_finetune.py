@@ -455,7 +455,7 @@ def test_trees_are_searched_once(models: Path, files: dict[str, str], tmp_path: 
 def test_bad_weights_of_the_objective(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="objective_weight must be .* not negative, and is -1"):
         run("glue", models / "gpst", files, tmp_path / "out", "--objective-weight", "-1")
-    with pytest.raises(ValueError, match="objective-weight is 0.0, but gpt2 has no objective"):
+    with pytest.raises(ValueError, match="objective-weight is 0.0, but gpt2 has no loss of its own"):
         run("glue", models / "gpt2", files, tmp_path / "out", "--objective-weight", "0")
 
 

@@ -1,5 +1,6 @@
 """Training of RNNG and its baselines: batches, the best model, evaluation, and what is refused."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.treebank import RNNGModelArguments
 from hf_synlm.training.engine import run as common
 from hf_synlm.training.engine import samplers
+from hf_synlm.training.engine.export import load_step
 from hf_synlm.training.programs import train_rnng
 from hf_synlm.training.tasks.tree_evaluation import spread
 from tests.helpers.refusals import refused
@@ -149,6 +151,15 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     (exported, read), (whole, own) = (load_pretrained(str(tmp_path / name)) for name in ("exported", "out"))
     assert read.get_vocab() == own.get_vocab() and exported.config.to_diff_dict() == whole.config.to_diff_dict()
     torch.testing.assert_close(exported.state_dict(), whole.state_dict(), rtol=0, atol=0)
+    # Checkpoints of earlier versions have their tokenizer beside them; no other one is taken.
+    kept, beside = tmp_path / "out" / "step_5" / "tokenizer.json", tmp_path / "out" / "tokenizer" / "tokenizer.json"
+    wrong = json.loads(kept.read_text())
+    vocab = wrong["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    kept.unlink()
+    assert load_step(tmp_path / "out" / "step_5")[1].get_vocab() == own.get_vocab()
+    beside.write_text(json.dumps(wrong))
+    refused("holds another tokenizer than that of the run", load_step, tmp_path / "out" / "step_5")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """PCFGs counted in a treebank: rules and words, exact probabilities, trees with their labels, and the program."""
 
 import itertools
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -178,6 +179,13 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     perplexity = math.exp(nats / sum(len(tree.words) for tree in gold))
     assert result.startswith(f"validation: labeled_f1 {100 * f1:.2f}  ")
     assert f"  word_perplexity {perplexity:.2f}  " in result and f1 > 0.3
+    written = json.loads((out / "all_results.json").read_text())
+    assert written["validation"]["word_perplexity"] == pytest.approx(perplexity) and "versions" in written
+    assert written["validation"]["labeled_f1"] == round(100 * f1, 2) and "test" not in written
+    card = (out / "README.md").read_text()
+    assert "Andreas Stolcke." in card and "Mark Johnson." in card and "arxiv" not in card.lower()
+    assert "A treebank PCFG (probabilistic context-free grammar) language model." in card
+    assert "Stolcke" in TextScorer(model, tokenizer).describe()["paper"]
     assert model.config.text_style == "treebank"
     (found,) = score_words(TextScorer(model, tokenizer), [TextItem("1", " ".join(gold[0].words))])
     assert found.log_probs.tolist() == pytest.approx(list(parsed[0].word_log_probs), rel=1e-4)

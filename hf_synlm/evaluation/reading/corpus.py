@@ -115,6 +115,7 @@ class Corpus:
     unknown: pd.DataFrame  # per predictor 1 for words that its model does not know
     counts: pd.Series | None  # frequency of every word
     remarks: list[str]  # for the user
+    key: Sequence[str] = ()  # columns of the text that the tables were joined by, if they were named
 
     def index(self, places: np.ndarray) -> pd.MultiIndex:
         """Reader and place, for each reading time."""
@@ -146,20 +147,21 @@ def join_corpus(
     remarks: list[str] = []
     reader = "subject" if "subject" in times else ""
     if by_subject and not reader:
-        raise ValueError(f"--by-subject: there is no column 'subject'; {columns_of(times)}")
+        raise ValueError(f"--by-subject: there is no column 'subject'; {columns_of(times)}. Rename one to subject")
     measured = _times(times, rt_column, reader, remarks)
     of_times = match(times, text, remarks, reader=reader, **joining)
     add_structure(text, times, of_times)
     values, unknown = _values(predictors, text, remarks, joining)
     _name_sentences(text, remarks)
-    rows = pd.DataFrame({"place": of_times, "time": measured, **{name: numbers(times, name) for name in controls}})
+    more = {name: numbers(times, name, option="--control ") for name in controls}
+    rows = pd.DataFrame({"place": of_times, "time": measured, **more})
     if by_subject:
         rows = rows.assign(subject=times[reader].to_numpy())[of_times >= 0].reset_index(drop=True)
     else:
         rows = rows.groupby("place").mean().reindex(range(len(text))).rename_axis("place").reset_index()
     counts = None if frequencies is None else _counts(frequencies, text, times, of_times)
     own = rows.drop(columns=list(controls))
-    return Corpus(text, own, rows[list(controls)], predictors, values, unknown, counts, remarks)
+    return Corpus(text, own, rows[list(controls)], predictors, values, unknown, counts, remarks, joining.get("on", ()))
 
 
 def _values(
@@ -172,7 +174,7 @@ def _values(
         add_structure(text, one.table, places)
         joined = places >= 0
         # Words that a grammar cannot derive are as infinitely surprising as no regression can say.
-        values.loc[places[joined], one.name] = numbers(one.table, one.column, INFINITE)[joined]
+        values.loc[places[joined], one.name] = numbers(one.table, one.column, INFINITE, f"{one.source}:")[joined]
         unknown[one.name] = 0.0
         if "oov" in one.table:
             unknown.loc[places[joined], one.name] = numbers(one.table, "oov")[joined]
@@ -181,7 +183,7 @@ def _values(
 
 def _times(times: pd.DataFrame, column: str, reader: str, remarks: list[str]) -> np.ndarray:
     """Reading times; those of single readers are NaN where they are too short or too long."""
-    found = numbers(times, column)
+    found = numbers(times, column, option="--rt-column ")
     if np.nanmax(found, initial=0) < 10:
         remarks.append(f"warning: all reading times are below 10: are they seconds? Give milliseconds in {column!r}")
     if not reader and (low := found <= 0).any():

@@ -40,7 +40,7 @@ class Settings:
 class Frame:
     """What a regression reads, a row per reading time."""
 
-    rows: pd.DataFrame  # `document`, `sentence_id`, `word`, `time`, and `subject` of readers
+    rows: pd.DataFrame  # ids of the word, `word`, `time`, and `subject` of readers
     baseline: pd.DataFrame
     predictors: dict[str, pd.DataFrame]  # values of the word and of the words before it
     following: pd.DataFrame  # values of the next word
@@ -111,7 +111,8 @@ def build_frame(corpus: Corpus, settings: Settings) -> Frame:
 
     baseline = _baseline({name: kept(part) for name, part in parts.items()}, kept(here), text, settings)
     constant = [name for name in baseline if baseline[name].nunique() == 1]
-    own = text[[name for name in ("document", "sentence_id", "word_id", "word") if name in text]]
+    ids = dict.fromkeys((*corpus.key, "item", "document", "sentence_id", "word_id", "word"))
+    own = text[[name for name in ids if name in text]]
     frame = Frame(
         rows=kept(pd.concat([own.iloc[places].reset_index(drop=True), corpus.times.drop(columns="place")], axis=1)),
         baseline=baseline.drop(columns=constant),

@@ -72,16 +72,24 @@ def columns_of(table: pd.DataFrame) -> str:
     return f"{table.attrs['name']} has the columns {', '.join(map(str, table.columns))}"
 
 
-def numbers(table: pd.DataFrame, column: str, missing: Sequence[str | float] = ()) -> np.ndarray:
-    """A column as numbers, NaN where a field is empty, NA or `missing`; ValueError names the first bad row."""
+def numbers(table: pd.DataFrame, column: str, missing: Sequence[str | float] = (), option: str = "") -> np.ndarray:
+    """A column as numbers, NaN where a field is empty, NA or `missing`; ValueError names the first bad row.
+
+    `option` is what stands before the column in the command.
+    """
     if column not in table:
-        raise ValueError(f"there is no column {column!r}: {columns_of(table)}")
+        like = next((one for one in map(str, table) if one.lower() == column.lower()), "COLUMN")
+        raise ValueError(f"there is no column {column!r}: {columns_of(table)}. Write {option}{like}")
     found = table[column].where(~table[column].isin([*_MISSING, *missing]) & table[column].notna())
     values = pd.to_numeric(found, errors="coerce").astype(float)
     bad = np.flatnonzero(~np.isfinite(values) & found.notna())
     if len(bad):
         value = found.iloc[bad[0]]
-        raise ValueError(f"{table.attrs['name']}: row {bad[0] + 1} has {value!r} in {column!r}, which is not a number")
+        remedy = f"Write numbers{', such as 0 and 1' if option == '--control ' else ''}, or empty the field"
+        if re.fullmatch(r"-?\d+,\d+", str(value)):
+            remedy = f"Write {value.replace(',', '.')}, with a point; write thousands without a comma"
+        place = f"{table.attrs['name']}: row {bad[0] + 1}"
+        raise ValueError(f"{place} has {value!r} in {column!r}, which is not a number. {remedy}")
     return values.to_numpy()
 
 
@@ -162,12 +170,13 @@ def _key(table: pd.DataFrame, text: pd.DataFrame, on: Sequence[str]) -> list[str
     """The columns to join by."""
     for one in (table, text):
         if missing := [column for column in on if column not in one]:
-            raise ValueError(f"--on {','.join(on)}: no column {', '.join(missing)}; {columns_of(one)}")
+            remedy = "Rename columns, so that both tables have the same names"
+            raise ValueError(f"--on {','.join(on)}: no column {', '.join(missing)}; {columns_of(one)}. {remedy}")
     common = [key for key in ([on] if on else KEYS) if all(c in table and c in text for c in key)]
     if not common:
         raise ValueError(
             f"the tables have no key in common, such as sentence_id and word_id: {columns_of(table)}; "
-            f"{columns_of(text)}. Name columns that both have by --on A,B"
+            f"{columns_of(text)}. Give columns the same names in both, and name them by --on A,B"
         )
     return list(next((key for key in common if not text.duplicated(list(key)).any()), common[0]))
 
@@ -180,11 +189,19 @@ def _check_unique(table: pd.DataFrame, key: list[str]) -> None:
     others = [c for c in table if c not in (*key, "word", "number") and 2 * table[c].nunique() <= len(table)]
     others = [c for c in others if not table.duplicated([*key, c]).any()]
     first = ", ".join(map(str, table.loc[twice, key].iloc[0]))
+    name = table.attrs["name"]
+    copies = table.drop(columns="number", errors="ignore").duplicated()
+    if copies.equals(twice):
+        rows = np.flatnonzero(copies) + 1
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+        shown = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+        raise ValueError(f"{name}: these rows repeat rows before them: {shown}. Delete them")
     remedy = "no other column tells them apart: number the rows of the stimuli, in both tables"
     if others:
         column = min(others, key=lambda c: table[c].nunique())
-        remedy = f"the column {column} tells them apart: both tables need it, then --on {','.join([column, *key])}"
-    name = table.attrs["name"]
+        remedy = f"both tables need it, then --on {','.join([column, *key])}"
+        remedy = "rename it to subject" if column != "subject" == column.lower() else remedy
+        remedy = f"the column {column} tells them apart: {remedy}"
     raise ValueError(f"{name}: {twice.sum():,} rows have the {', '.join(key)} of another row, first {first}; {remedy}")
 
 

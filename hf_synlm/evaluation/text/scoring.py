@@ -279,9 +279,9 @@ class TextScorer:
 
     def describe(self) -> dict[str, Any]:
         """Description of the model for results, with the paper to cite, and checksums of the weights of a folder."""
-        from hf_synlm.hub.card import PAPERS
+        from hf_synlm.hub.card import paper_of
 
-        paper = PAPERS.get(self.model.config.model_type, {}).get("citation")
+        paper = paper_of(self.model.config).get("citation")
         weights = sorted(Path(self.name).glob("*.safetensors")) if self.name else []
         return {
             "name": self.name,

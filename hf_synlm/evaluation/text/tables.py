@@ -77,9 +77,12 @@ def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str,
                 raise ValueError(f"{path}: the header {header} names a column twice")
             # As of the empty columns of spreadsheets.
             unnamed, filled = [place for place, name in enumerate(header) if not name], set[int]()
-        elif any(map(str.strip, fields)):  # spreadsheets write empty rows
+        elif fields not in ([], [""]):
             if len(fields) != len(header):
-                raise ValueError(f"{path}:{first}: {len(fields)} fields, but the header names {len(header)}: {header}")
+                quote = "Quote each field that has a comma in it, or another mark that separates fields"
+                remedy = quote if len(fields) > len(header) else "Write all fields of the row, also empty ones"
+                size = f"{len(fields)} fields, but the header names {len(header)}: {header}"
+                raise ValueError(f"{path}:{first}: {size}. {remedy}")
             filled.update(place for place in unnamed if fields[place])
             if len(filled) > 1:
                 places = ", ".join(str(place + 1) for place in sorted(filled))

@@ -45,6 +45,7 @@ _NO_TEXT = (
     "Name the column that has it (--text-column). If a row holds one word or region of a text, name the column of the "
     "words: synlm surprisal --word-column COLUMN."
 )
+_MERGED = "Fill in empty cells (of merged cells, a spreadsheet writes only the first)"
 _LONG = 100  # words of a line that is hardly one sentence
 _UNSPACED_LENGTH = 6  # words of these scripts are shorter on average
 # What texts may have that sentences do not, and how it is seen in a text and its words.
@@ -165,14 +166,18 @@ def _items_of_rows(
     path: PathLike, rows: Iterable[dict[str, Any]], text: str, item_column: str | None
 ) -> Iterator[TextItem]:
     """A text for each row."""
-    documents = dict[Any, int]()
+    documents, is_told = dict[Any, int](), False
     for number, row in enumerate(rows, 1):
+        if _is_empty(row):
+            continue
         need_columns(path, [row], [text], _NO_TEXT, number)
         where = f"{path}: data row {number}"
         document = documents.setdefault(_label(row, "document", where), len(documents))
         item = _label(row, item_column or "item", where, needed=item_column is not None)
-        if item is not None and not str(item).strip():
-            raise ValueError(f"{where} has an empty {item_column or 'item'!r}. Fill in the cell of every row")
+        if isinstance(item, str) and not item.strip():
+            if not is_told:
+                logger.warning(f"{where} has no item. Such rows get their number as the item. {_MERGED}")
+            item, is_told = None, True
         more = {name: value for name, value in row.items() if name not in (text, item_column or "item")}
         yield TextItem(str(number if item is None else item), row[text], document, more)
 
@@ -186,18 +191,19 @@ def _items_of_words(
     """
     documents: dict[Any, int] = {}
     known, apart, first = set[str](), list[str](), 0
-    for rows in _whole_items(table, item_column):
-        need_columns(path, rows, [word], "Name the column that has it (--word-column).", first + 1)
+    for block in _whole_items(table, item_column):
+        need_columns(path, block, [word], "Name the column that has it (--word-column).", first + 1)
+        rows = [row for row in block if not _is_empty(row)]
         found = _telling_columns(path, rows, word, item_column, sentence)
         apart = apart if first else found
         texts: dict[tuple[Any, ...], list[WordRow]] = {}
-        for place, row in enumerate(rows, first):
+        for place, row in enumerate(block, first):
+            if _is_empty(row):
+                continue
             where = f"{path}: data row {place + 1}"
             item = str(_label(row, item_column, where, needed=True)).strip()
             if not item:
-                raise ValueError(
-                    f"{where} has an empty {item_column!r}. Delete empty rows, and give every other row its item"
-                )
+                raise ValueError(f"{where} has an empty {item_column!r}. Give every row the item that it belongs to")
             if item in known or not set(found) <= set(apart):
                 raise ValueError(
                     f"{where}: item {item!r} has rows elsewhere, or conditions that earlier items lack. A table of "
@@ -212,11 +218,9 @@ def _items_of_words(
         twice = [b.place + 1 for a, b in pairs if (a.word, a.columns) == (b.word, b.columns)]
         if twice:
             logger.warning(f"{path}: data row {twice[0]} repeats the row before ({len(twice)} such): both are read")
-        if apart:
-            _check_conditions(path, apart, texts)
         _say_unlike_rows(path, texts)
         if sentence is None:
-            _refuse_copies(path, item_column, texts.values())
+            _refuse_copies(path, item_column, texts)
             _say_several_sentences(path, list(texts.values()))
         for (item, _, *others), words in texts.items():
             _check_one_reader(path, item, words)
@@ -226,7 +230,12 @@ def _items_of_words(
             document = documents.setdefault((item, *others) if named is None else named, len(documents))
             yield TextItem(item, " ".join(row.word for row in words), document, rows=words)
         known |= {item for item, *_ in texts}
-        first += len(rows)
+        first += len(block)
+
+
+def _is_empty(row: Mapping[str, Any]) -> bool:
+    """Whether this is an empty row of a spreadsheet; an empty text alone is none."""
+    return len(row) > 1 and not any(str(value).strip() for value in row.values() if value is not None)
 
 
 def _whole_items(table: Iterable[dict[str, Any]], item_column: str) -> Iterator[list[dict[str, Any]]]:
@@ -339,41 +348,43 @@ def _check_one_text(path: PathLike, item_column: str, item: str, words: Sequence
             )
 
 
-def _check_conditions(path: PathLike, apart: Sequence[str], texts: Mapping[tuple[Any, ...], Sequence[WordRow]]) -> None:
-    """Refuse conditions that only some rows of an item have, as in merged cells."""
-    cells = [(item, part, *cell) for item, part, *values in texts for cell in zip(apart, values, strict=True)]
-    filled = {(item, part, column) for item, part, column, value in cells if value.strip()}
-    for (item, part, *values), words in texts.items():
-        for column, value in zip(apart, values, strict=True):
-            if not value.strip() and (item, part, column) in filled:
-                raise ValueError(
-                    f"{path}: data row {words[0].place + 1} has an empty {column!r}, but other rows of item {item!r} "
-                    "have a value. Fill in every cell (of merged cells, a spreadsheet writes only the first)"
-                )
-
-
 def _say_unlike_rows(path: PathLike, texts: Mapping[tuple[Any, ...], Sequence[WordRow]]) -> None:
-    """Tell of texts with other rows than nearly all: a typing error in a condition makes two texts of one."""
+    """Tell of texts without a condition, and of texts with other rows than most of their condition.
+
+    A typing error in a condition makes two texts of one.
+    """
+    gaps = [words[0].place + 1 for key, words in texts.items() if not all(key[2:])]
+    if 0 < len(gaps) < len(texts):
+        logger.warning(
+            f"{path}: texts with an empty condition: {len(gaps)} of {len(texts)}, the first in data row {gaps[0]}. "
+            f"Each is read as a text of its own. {_MERGED}"
+        )
 
     def shape(words: Sequence[WordRow]) -> str:
         places = [column for column in words[0].columns if _PLACES.fullmatch(column)]
         order = (" ".join(str(row.columns.get(column)) for column in places) for row in words)
         return plural(len(words), "row") + f" ({', '.join(order)})" * bool(places)
 
-    shapes = {key: shape(words) for key, words in texts.items()}
-    usual, count = Counter(shapes.values()).most_common(1)[0]
-    odd = [key for key, own in shapes.items() if own != usual]
-    if odd and 4 * count >= 3 * len(texts):
-        name = ", ".join(str(part) for part in odd[0] if part is not None)
+    by_condition: dict[tuple[Any, ...], dict[tuple[Any, ...], str]] = {}
+    for key, words in texts.items():
+        by_condition.setdefault(key[2:], {})[key] = shape(words)
+    odd = list[str]()
+    for shapes in by_condition.values():
+        usual, count = Counter(shapes.values()).most_common(1)[0]
+        for key, own in shapes.items():
+            if own != usual and 3 * count >= 2 * len(shapes):
+                name = ", ".join(str(part) for part in key if part not in (None, ""))
+                odd.append(f"{name} has {own}, most others have {usual}")
+    if odd:
         logger.warning(
-            f"{path}: {plural(len(odd), 'text')} of {len(texts)} differ from the others, which have {usual}. The first "
-            f"is {name}, with {shapes[odd[0]]}. Look for typing errors in the item, the condition and the order of rows"
+            f"{path}: {plural(len(odd), 'text')} of {len(texts)} may have a typing error in the item, the condition or "
+            f"the order of rows. The first: {odd[0]}"
         )
 
 
 def _say_several_sentences(path: PathLike, texts: Sequence[Sequence[WordRow]]) -> None:
-    """Tell that most texts go on after the end of a sentence, as where a column of conditions is missing."""
-    number = sum(any(row.word.endswith((".", "?", "!")) for row in words[:-1]) for words in texts)
+    """Tell that most texts hold several sentences, as where a column of conditions is missing."""
+    number = sum(len(split_sentences(" ".join(row.word for row in words))) > 1 for words in texts)
     if 2 * number > len(texts):
         logger.warning(
             f"{path}: {number} of {plural(len(texts), 'text')}: several sentences are read as one text. If they "
@@ -381,18 +392,23 @@ def _say_several_sentences(path: PathLike, texts: Sequence[Sequence[WordRow]]) -
         )
 
 
-def _refuse_copies(path: PathLike, item_column: str, texts: Iterable[Sequence[WordRow]]) -> None:
-    """Raise ValueError if texts are the same two or more rows several times, as where an item was pasted twice."""
-    copies = list[int]()
-    for words in texts:
-        rows = [(row.word, row.columns) for row in words]
-        sizes = (size for size in range(2, len(rows)) if not len(rows) % size and rows[size:] == rows[:-size])
+def _refuse_copies(path: PathLike, item_column: str, texts: Mapping[tuple[Any, ...], Sequence[WordRow]]) -> None:
+    """Raise ValueError if texts are the same rows several times, as where an item was pasted twice.
+
+    Without a column of places these are four rows or more: a text may say "bye bye , bye bye ,".
+    """
+    copies, remedy = list[int](), "Delete them"
+    for key, words in texts.items():
+        rows, least = [(row.word, row.columns) for row in words], 4 - 2 * any(map(_PLACES.fullmatch, words[0].columns))
+        sizes = (size for size in range(least, len(rows)) if not len(rows) % size and rows[size:] == rows[:-size])
         copies += [row.place + 1 for row in words[next(sizes, len(rows)) :]]
+        if copies and not all(key[2:]):
+            remedy = _MERGED
     if copies:
         runs = [list(run) for _, run in groupby(enumerate(sorted(copies)), lambda pair: pair[1] - pair[0])]
         shown = ", ".join(f"{run[0][1]} to {run[-1][1]}" for run in runs[:5]) + ", ..." * (len(runs) > 5)
         raise ValueError(
-            f"{path}: {plural(len(copies), 'data row')} ({shown}) repeat earlier rows of the same text. Delete them. "
+            f"{path}: {plural(len(copies), 'data row')} ({shown}) repeat earlier rows of the same text. {remedy}. "
             f"If the text repeats itself, add --sentence-column {item_column}"
         )
 

@@ -22,7 +22,8 @@ from itertools import accumulate, compress
 from typing import Literal
 
 from hf_synlm.data.parsed import tree_lines, trees_by_depth
-from hf_synlm.data.text import PathLike, read_lines, read_lines_beside
+from hf_synlm.data.punctuation import drop_marks
+from hf_synlm.data.text import PathLike, plural, read_lines, read_lines_beside
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.evalb_input import COLLINS, Bracket, EvalbParameters, EvalbTree
 from hf_synlm.trees.spans import Span
@@ -31,6 +32,7 @@ Status = Literal["valid", "error", "skipped"]
 
 _QUOTES = frozenset(("'", '"', "/"))
 _LABEL_END = re.compile("[-=]")
+_WITH_ALL = "only punctuation differs: give all of it, or none and --punctuation remove, which is not EVALB's number"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +134,14 @@ class EvalbScores:
     short: EvalbSummary
     sentences: tuple[EvalbSentence, ...] = dataclasses.field(repr=False)
 
+    def left_out(self) -> str:
+        """How many sentences do not count, and why."""
+        reasons = [sentence.reason for sentence in self.sentences if sentence.reason]
+        return (
+            f"of {plural(len(self.sentences), 'sentence')}, EVALB leaves out {self.overall.num_skipped} without a tree "
+            f"and {self.overall.num_errors} with other words" + "".join(f" ({why})" for why in reasons[:1])
+        )
+
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
@@ -226,6 +236,9 @@ def score_sentence(test: EvalbTree, gold: EvalbTree, parameters: EvalbParameters
         _keep_confused_quotes(gold, gold_kept, test, test_kept, parameters)
     words = list(compress(gold.words, gold_kept))
     reason = _difference(words, list(compress(test.words, test_kept)), parameters)
+    if reason and gold.words != test.words and drop_marks(gold.words) == drop_marks(test.words):
+        is_read = all(i < j for tree in (gold, test) for _, i, j in tree.brackets)
+        reason += f"; {_WITH_ALL if is_read else 'EVALB takes ( and ) for brackets: write words as -LRB- and -RRB-'}"
     if reason:
         return EvalbSentence("error", length, reason=reason)
     gold_brackets = _counted_brackets(gold, gold_kept, parameters)

@@ -3,14 +3,14 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from hf_synlm.data.brackets import unescape_word
 from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.data.punctuation import Punctuation, check_tags, keep_words
+from hf_synlm.data.punctuation import Punctuation, check_tags, drop_marks, keep_words
 from hf_synlm.data.text import plural
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.evaluation.trees.parsing import (
@@ -39,11 +39,13 @@ class Treebank:
         sentences: the words that are parsed, with their gold trees.
         keep: per sentence and word, whether it counts in the score; None = all count.
         convention: how punctuation is treated, in one line.
+        read_again: by a treatment of punctuation, what reads the same file so.
     """
 
     sentences: list[TreebankSentence]
     keep: list[list[bool]] | None
     convention: str
+    read_again: Mapping[str, Callable[[], "Treebank"]] = dataclasses.field(default_factory=dict)
 
     @cached_property
     def words(self) -> list[list[str]]:
@@ -105,9 +107,12 @@ def load_treebank(
     """
     trees = read_treebank(path, without_punctuation=(punctuation, punctuation_by) == ("remove", "tag"), **reading)
     try:
-        return make_treebank(trees, punctuation, max_sentences, punctuation_by, remedy)
+        bank = make_treebank(trees, punctuation, max_sentences, punctuation_by, remedy)
     except ValueError as error:
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+    options = (max_sentences, punctuation_by, remedy)
+    again = {mode: partial(load_treebank, path, mode, *options, **reading) for mode in PUNCTUATION}
+    return dataclasses.replace(bank, read_again=again)
 
 
 def make_treebank(
@@ -160,51 +165,77 @@ def best_trees(parsed: Sequence[ParsedSentence]) -> list[list[Span]]:
     return [sentence.hypotheses[0].unlabeled_spans if sentence.hypotheses else [] for sentence in parsed]
 
 
-def match_treebank(
-    parsed: Sequence[ParsedSentence], treebank: Treebank, where: str = "the trees", also: str = ""
-) -> None:
+def match_treebank(runs: Mapping[str, Sequence[ParsedSentence]], treebank: Treebank, also: str = "") -> None:
     """Check that trees are over the words of a treebank, sentence by sentence.
 
     Args:
-        parsed: the trees; an entry without words is a sentence without a tree.
+        runs: the trees by their file; an entry without words is a sentence without a tree.
         treebank: the gold trees.
-        where: the file of the trees, for messages.
         also: what follows the advice to remove punctuation, in messages.
 
     Raises:
         ValueError: another number of sentences, or other words; it names the first difference. Case, and parentheses
             written -LRB- and -RRB-, make no difference.
     """
+    for name, parsed in runs.items():
+        if difference := _difference(parsed, treebank):
+            raise ValueError(f"{name}: {difference} ({treebank.convention}). {_advise(runs, parsed, treebank, also)}")
+
+
+def _plain(words: Sequence[str]) -> list[str]:
+    """Words as they are compared."""
+    return [escape_word(word).lower() for word in words]
+
+
+def _difference(parsed: Sequence[ParsedSentence], treebank: Treebank) -> str:
+    """The first place where trees have other words than the treebank; empty if there is none."""
     if len(parsed) != len(treebank.sentences):
-        raise ValueError(
-            f"{where}: {plural(len(parsed), 'sentence')}, but the treebank has {len(treebank.sentences)} "
-            f"({treebank.convention}). Give one line per sentence, and a blank line where there is no tree"
-        )
+        return f"{plural(len(parsed), 'sentence')}, but the treebank has {len(treebank.sentences)}"
     for number, (sentence, gold) in enumerate(zip(parsed, treebank.sentences, strict=True), start=1):
-        if not sentence.words:
-            continue
-        own, other = (tuple(escape_word(word).lower() for word in side.words) for side in (sentence, gold))
-        if own == other:
-            continue
-        place = next((k for k, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), None)
-        if place is None:
-            difference = f"it has {plural(len(own), 'word')}, the gold tree {len(other)}"
-        else:
-            difference = f"word {place + 1} is {sentence.words[place]!r}, in the gold tree {gold.words[place]!r}"
-        remedy = (
-            "Score trees over the same words: check the style of the brackets (--tree-style, in `evaluate` "
-            "prediction_style) and the treatment of punctuation."
-        )
-        if tuple(filter(_has_letter, own)) == tuple(filter(_has_letter, other)):
-            remedy = "The trees have punctuation: add --punctuation keep"
-            remedy = f"The trees lack punctuation: add --punctuation remove{also}" if len(own) < len(other) else remedy
-        raise ValueError(
-            f"{where}: sentence {number} is not that of {gold.source}: {difference} ({treebank.convention}). {remedy}"
-        )
+        own, other = _plain(sentence.words), _plain(gold.words)
+        if own and own != other:
+            pairs = enumerate(zip(sentence.words, gold.words, own, other, strict=False), start=1)
+            found = (f"word {k} is {a!r}, in the gold tree {b!r}" for k, (a, b, x, y) in pairs if x != y)
+            counts = f"it has {plural(len(own), 'word')}, the gold tree {len(other)}"
+            return f"sentence {number} is not that of {gold.source}: {next(found, counts)}"
+    return ""
 
 
-def _has_letter(word: str) -> bool:
-    return any(map(str.isalnum, unescape_word(word)))
+def _advise(
+    runs: Mapping[str, Sequence[ParsedSentence]], parsed: Sequence[ParsedSentence], treebank: Treebank, also: str
+) -> str:
+    """What to do about runs of which `parsed` is over other words; treatments of punctuation are tried."""
+    told = {"ignore": "scores them without it, as those of models", "keep": "counts it, too"}
+    fits: dict[str, list[bool]] = {}
+    for mode, read in treebank.read_again.items():
+        with suppress(ValueError):  # tags that do not tell what punctuation is
+            bank = read()
+            fits[mode] = [not _difference(run, bank) for run in runs.values()]
+    modes = [mode for mode in fits if all(fits[mode])]
+    if "remove" in modes:
+        return f"The trees lack punctuation. Add --punctuation remove{also}"
+    if modes:
+        return "The trees have punctuation. Add " + " or ".join(f"--punctuation {m} ({told[m]})" for m in modes)
+    if any(fits.get("remove", ())) and all(map(any, zip(*fits.values(), strict=True))):
+        bare = dict(zip(runs, fits["remove"], strict=True))
+        some, none = (", ".join(name for name in runs if bare[name] == is_bare) for is_bare in (False, True))
+        return (
+            f"Punctuation is in {some}, but not in {none}. Parse again for {none} (`synlm evaluate parsing --model M "
+            "--punctuation ignore --save-trees FILE`), then score with --punctuation ignore"
+        )
+    if len(parsed) != len(treebank.sentences):
+        return "Give one line per sentence, and a blank line where there is no tree"
+    sides = [(own.words, gold.words) for own, gold in zip(parsed, treebank.sentences, strict=True) if own.words]
+    compared = _plain if all(drop_marks(own) == drop_marks(gold) for own, gold in sides) else drop_marks
+    surplus = Counter(word for own, _ in sides for word in compared(own))
+    surplus.subtract(word for _, gold in sides for word in compared(gold))
+    extra, lacking = ([word for word in surplus if sign * surplus[word] > 0][:5] for sign in (1, -1))
+    steps = [f"{step} {str(words)[1:-1]}" for step, words in (("leave out", extra), ("put in", lacking)) if words]
+    if compared is drop_marks:
+        steps.append("check their order and the style of the brackets (--tree-style, in `evaluate` prediction_style)")
+    elif extra:
+        steps[0] += ", too, which counts as punctuation (see --punctuation-by)"
+    return f"Score trees over the same words: {'; '.join(steps)}"
 
 
 def score_trees(

@@ -7,7 +7,6 @@ from itertools import combinations
 from typing import Any
 
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
-from hf_synlm.data.text import plural
 from hf_synlm.evaluation.results import F1_TITLES, Row
 from hf_synlm.evaluation.trees.evalb import COLLINS, EvalbParameters, EvalbScores, EvalbSummary, EvalbTree, labeled_f1
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, best_trees, match_treebank
@@ -88,8 +87,7 @@ def _scored(
     treebank: Treebank, runs: Mapping[str, Sequence[ParsedSentence]], convention: ParsingConvention
 ) -> tuple[Treebank, dict[str, list[ParsedSentence]], list[Sequence[Span]], list[int]]:
     """The sentences that are scored: gold ones, those of the runs, and gold spans and lengths of what counts."""
-    for name, parsed in runs.items():
-        match_treebank(parsed, treebank, name)
+    match_treebank(runs, treebank)
     chosen = treebank.numbers_scored(convention)
     treebank = treebank.select(chosen)
     of_runs = {name: [parsed[number] for number in chosen] for name, parsed in runs.items()}
@@ -175,8 +173,7 @@ def report_comparison(
     treebank: Treebank, systems: Mapping[str, Sequence[ParsedSentence]], convention: ParsingConvention
 ) -> tuple[dict[str, float], dict[str, list[Row]]]:
     """`compare_parses` of two systems, by name: the row of sentence F1 as scores, and all rows as a table."""
-    for name, parsed in systems.items():
-        match_treebank(parsed, treebank, name)
+    match_treebank(systems, treebank)
     first, second = (_constituents(treebank.over_kept_words(best_trees(parsed))) for parsed in systems.values())
     rows = compare_parses(first, second, treebank.scored(), convention)
     scores = {name: value for name, value in rows[0].items() if name not in ("measure", "of")}
@@ -244,20 +241,16 @@ def report_evalb(
         if isinstance(run, EvalbScores):
             scores[name] = run
         else:
-            lacks = lacks_labels(run, parameters)
+            lacks = parameters.labeled and any(tree.labels is None for one in run for tree in one.hypotheses[:1])
             also = f"{' and --unlabeled' * lacks}. That number is not EVALB's: to keep it, score trees with punctuation"
-            match_treebank(run, treebank, f"evalb: {name}", also)
+            match_treebank({name: run}, treebank, also)
             if lacks:
                 raise ValueError(f"{name}: the trees have no labels. Score them by --unlabeled")
             scores[name] = labeled_f1([_brackets(sentence) for sentence in run], gold, parameters)
         counted = scores[name].overall
-        if not counted.num_valid:
-            reasons = [sentence.reason for sentence in scores[name].sentences if sentence.reason]
-            raise ValueError(
-                f"{name}: EVALB scores none of {plural(counted.num_sentences, 'sentence')}: {counted.num_skipped} "
-                f"have no tree or no words after deletion, and {counted.num_errors} have other words than the gold "
-                "trees" + "".join(f" ({why})" for why in reasons[:1])
-            )
+        if not counted.num_valid or counted.num_errors > parameters.max_errors + 1:
+            raised = ", or raise MAX_ERROR in a parameter file (--prm)" if counted.num_valid else ""
+            raise ValueError(f"{name}: {scores[name].left_out()}. Score trees over the same words{raised}")
     rows = [
         {"trees": name, "sentences": part.name, **_numbers_of_evalb(part)}
         for name, score in scores.items()
@@ -268,13 +261,6 @@ def report_evalb(
     if average is not None:
         values["consensus_f1"] = numbers[-1]["f1"]
     return values, {f"{'labeled' if parameters.labeled else 'unlabeled'} brackets by EVALB (%)": rows}
-
-
-def lacks_labels(run: Sequence[ParsedSentence] | EvalbScores, rule: ParsingConvention | EvalbParameters) -> bool:
-    """Whether labels count that the trees of a run do not have."""
-    if isinstance(run, EvalbScores) or not (isinstance(rule, EvalbParameters) and rule.labeled):
-        return False
-    return any(tree.labels is None for sentence in run for tree in sentence.hypotheses[:1])
 
 
 def _numbers_of_evalb(part: EvalbSummary) -> dict[str, float]:

@@ -83,7 +83,11 @@ class GlueArguments(TableArguments):
     )
     validation_mismatched_file: str | None = option(None, "For MNLI, the mismatched validation file.")
     text_columns: list[str] = option([], "One or two columns of text. Usual names are found.")
-    max_length: int = option(128, "Longest input in tokens. Of a pair, the longer text is cut.", minimum=4)
+    max_length: int = option(
+        128,
+        "Longest input in tokens, at most the positions of the model. Of a pair, the longer text is cut.",
+        minimum=4,
+    )
     max_train_tokens: int | None = option(
         None,
         "Leave out training examples of more tokens. (The authors use 100 for QQP, and 150 for MNLI and QNLI.)",

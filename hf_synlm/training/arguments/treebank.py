@@ -72,10 +72,14 @@ class EvaluationArguments:
     """What is measured on the way and at the end."""
 
     search_sentences: int = option(
-        0, "Number of validation sentences to parse in every evaluation after the first. RNNG only.", minimum=0
+        0,
+        "Number of validation sentences to parse in every evaluation after the first. 0 parses none. RNNG only.",
+        minimum=0,
     )
     final_search_sentences: int | None = option(
-        None, "Number of test sentences that the final model parses (default: all). RNNG only.", minimum=0
+        None,
+        "Number of test sentences that the final model parses (default: all). 0 parses none. RNNG only.",
+        minimum=0,
     )
     search_batch_size: int = option(10, "Sentences per process in a search batch.", minimum=1)
     num_beams: int | None = option(
@@ -115,8 +119,8 @@ class RNNGModelArguments(ModelArguments):
 
     architecture: str = option(
         "rnng",
-        "'rnng' (left-corner with --config-overrides transition_system=in_order). Model to train. 'lstm' and 'gpt2' "
-        "are baselines without trees. 'gpt2' has no preset.",
+        "Model to train: 'rnng' (left-corner with --config-overrides transition_system=in_order), or a baseline "
+        "without trees: 'lstm', or 'gpt2', which has no preset.",
     )
 
 
@@ -159,8 +163,8 @@ class TreeLMModelArguments(ModelArguments):
         if self.backbone_name is not None:
             if self.backbone is None or is_folder(self.backbone_name):
                 raise ValueError(
-                    f"--backbone-name {self.backbone_name!r} is the name of a backbone on the Hub and needs "
-                    "--backbone FOLDER. Pass both, or neither."
+                    f"--backbone-name {self.backbone_name!r} must be OWNER/NAME of a backbone on the Hub, whose folder "
+                    "is passed by --backbone. Pass both, or neither."
                 )
 
 

@@ -19,7 +19,7 @@ from hf_synlm.hub.loading import load_tokenizer
 from hf_synlm.hub.upload import push_to_hub
 from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.checkpoints import WEIGHTS_FILE, clear_errors, load_weights
-from hf_synlm.training.engine.run import Run
+from hf_synlm.training.engine.run import Run, tokenizer_hash
 
 
 def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], folder: Path) -> None:
@@ -39,7 +39,8 @@ def export_run(run: Run, tokenizer: PreTrainedTokenizerBase, facts: dict[str, An
 
 def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The language model of a checkpoint `step_N`, with the weights of that step, and its tokenizer."""
-    values = read_json(folder / STATE_FILE)["settings"]["config"]
+    settings = read_json(folder / STATE_FILE)["settings"]
+    values = settings["config"]
     remedy = f"Let its run end, by its command with --resume-from-checkpoint {folder}."
     if not (folder / WEIGHTS_FILE).is_file():
         raise ValueError(f"{folder} has no {WEIGHTS_FILE}, only shards of the weights. {remedy}")
@@ -48,7 +49,13 @@ def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     others = [name for name in others if not name.startswith("inference_network.")]  # URNNG's, of training alone
     if missing or others:
         raise ValueError(f"{folder} does not hold the weights of a whole language model. {remedy}")
-    return model, load_tokenizer(str(folder))
+    kept = folder if (folder / "tokenizer.json").is_file() else folder.resolve().parent / "tokenizer"  # of older runs
+    tokenizer = load_tokenizer(str(kept))
+    if tokenizer_hash(tokenizer) != settings["tokenizer"]:
+        raise ValueError(
+            f"{kept} holds another tokenizer than that of the run. Copy the tokenizer of the run to {folder}."
+        )
+    return model, tokenizer
 
 
 def hub_facts(base_model: str | None, dataset: str | None = None) -> dict[str, Any]:

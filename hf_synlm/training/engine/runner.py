@@ -144,6 +144,12 @@ def next_command(model: Any, folder: PathLike) -> str:
     return f"The model is in {folder}. Next: synlm {f'{kind} --model' if scores else 'info'} {folder}"
 
 
+def end_counting(model: Any, folder: PathLike, results: dict[str, Any]) -> None:
+    """Write the results of a program that counts, and say where its model lies."""
+    write_json(Path(folder) / RESULTS_FILE, {**results, "versions": library_versions()})
+    print(next_command(model, folder))
+
+
 def _start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:
     """Write all arguments to `output_dir/arguments.json` and to the trackers, if there are any."""
     settings = {key: value for item in arguments for key, value in dataclasses.asdict(item).items()}

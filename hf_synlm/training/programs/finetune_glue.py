@@ -125,8 +125,8 @@ def _text_columns(table: Dataset, source: str) -> tuple[str, ...]:
     texts = [name for name in texts if len(texts) == 1 or any(_as_number(value) is None for value in table[name])]
     if len(texts) != 1:
         raise ValueError(
-            f"{source}: the columns of text are {texts or 'missing'}. Name one or two of the columns "
-            f"({', '.join(table.column_names)}) by --text-columns."
+            f"{source}: {len(texts)} columns may be the text. Pass --text-columns and the names of one or two columns, "
+            f"separated by a space. The table has {', '.join(table.column_names)}."
         )
     return (texts[0],)
 
@@ -169,7 +169,9 @@ def read_labels(task: TextTask, table: Dataset, source: str) -> np.ndarray:
         if task.name == "custom" and str(value) in task.labels:
             value = str(value)
         if value is None or (value == -1 and not task.is_regression):
-            raise ValueError(f"{where} no label ({value}). Files without labels cannot be used.")
+            raise ValueError(
+                f"{where} no label ({value}). Correct or remove the row (GLUE's test parts have no labels)."
+            )
         if isinstance(value, str) and value not in task.labels:
             raise ValueError(f"{where} the label {value!r}, not one of {list(task.labels)}. Correct or remove the row.")
         numbers.append(task.labels.index(value) if isinstance(value, str) else value)

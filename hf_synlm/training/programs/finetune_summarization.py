@@ -159,7 +159,9 @@ def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTr
         end_id=tokenizer.eos_token_id if data.end_token else None,
     )
     remedy = "Lower --max-source-length or --max-target-length."
-    check_length(model.config, layout.longest(tokenizer), "A document with its summary", remedy)
+    check_length(
+        model.config, layout.longest(tokenizer), "With these options, the longest document with its summary", remedy
+    )
     return layout
 
 

@@ -22,7 +22,7 @@ from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.evaluation.text.ngram import NGramForCausalLM
 from hf_synlm.training.arguments.base import parse_arguments
 from hf_synlm.training.arguments.contexts import NGramArguments
-from hf_synlm.training.engine.runner import next_command, tells_errors
+from hf_synlm.training.engine.runner import end_counting, tells_errors
 from hf_synlm.training.programs.prepare_text import prepare
 
 
@@ -68,7 +68,7 @@ def run(arguments: NGramArguments) -> None:
     print(f"{text.describe()}\nn-grams of the orders 1 to {arguments.order}: {counts}")
     value = perplexity(model, *read(text.validation, longest=None))
     print(f"validation: perplexity of a token {value:.2f}, ends of sentences counted")
-    print(next_command(model, arguments.output_dir))
+    end_counting(model, arguments.output_dir, {"validation": {"perplexity": value}})
 
 
 def main(argv: Sequence[str] | None = None, parsed: Any = None) -> None:

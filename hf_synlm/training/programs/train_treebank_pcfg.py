@@ -17,7 +17,7 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.export import export_model
 from hf_synlm.training.arguments.base import parse_arguments
 from hf_synlm.training.arguments.treebank import TreebankPCFGArguments
-from hf_synlm.training.engine.runner import next_command, tells_errors
+from hf_synlm.training.engine.runner import end_counting, tells_errors
 from hf_synlm.training.tasks.stream_batches import boundary_ids
 from hf_synlm.training.tasks.tree_evaluation import score_parses
 from hf_synlm.training.tasks.treebank_grammar import count_grammar
@@ -47,13 +47,14 @@ def run(arguments: TreebankPCFGArguments) -> None:
     }
     export_model(model, tokenizer, arguments.output_dir, overwrite=True, facts=facts)
     print(size)
+    results: dict[str, Any] = {}
     for split in ("validation", "test"):
         if gold := arguments.read(split):
             parsed = parse_sentences(model, tokenizer, [tree.words for tree in gold], progress=split)
-            scores = score_parses(gold, "form", parsed, config)
+            results[split] = scores = score_parses(gold, "form", parsed, config)
             shown = {name: f"{value:.2f}" if isinstance(value, float) else value for name, value in scores.items()}
             print(f"{split}: {'  '.join(f'{name} {value}' for name, value in shown.items())}")
-    print(next_command(model, arguments.output_dir))
+    end_counting(model, arguments.output_dir, results)
 
 
 def main(argv: Sequence[str] | None = None, parsed: Any = None) -> None:

@@ -85,7 +85,7 @@ class UnlabeledParsingF1(ListInputs, evaluate.Metric):
         for number, line in enumerate(predictions):
             with errors_at(f"prediction {number}"):
                 parsed.append(read_parse(line, prediction_style))
-        match_treebank(parsed, treebank, "predictions")
+        match_treebank({"predictions": parsed}, treebank)
         scores = score_trees(best_trees(parsed), treebank, convention, **changes)
         return {
             **{name: getattr(scores, name) for name in ("f1", "sentence_f1", "corpus_f1", "precision", "recall")},
