@@ -565,7 +565,7 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
     for message, changed in changes.items():
         refused(message, prepare, changed, out)
     Path(arguments.train_files[0]).write_text("Another text.")
-    refused("prepared otherwise: its files were others. Repeat the old values", prepare, arguments, out)
+    refused("prepared in another way: from other files. Repeat the old values", prepare, arguments, out)
     # The same holds for a folder that is not finished.
     (out / "train" / shards.INDEX_FILE).unlink()
     refused("Repeat the old values", prepare, arguments, out)
