@@ -455,7 +455,7 @@ def test_trees_are_searched_once(models: Path, files: dict[str, str], tmp_path: 
 def test_bad_weights_of_the_objective(models: Path, files: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="objective_weight must be .* not negative, and is -1"):
         run("glue", models / "gpst", files, tmp_path / "out", "--objective-weight", "-1")
-    with pytest.raises(ValueError, match="objective-weight is 0.0, but gpt2 has no objective"):
+    with pytest.raises(ValueError, match="objective-weight is 0.0, but gpt2 has no loss of its own"):
         run("glue", models / "gpt2", files, tmp_path / "out", "--objective-weight", "0")
 
 
@@ -594,7 +594,7 @@ def test_columns_and_labels_of_own_tables(header, rows, columns, classes, ending
 
 def test_columns_of_text_that_are_in_doubt_are_refused(tmp_path: Path) -> None:
     (path := tmp_path / "own.csv").write_text("title,review,label\na,b,0\nc,d,1\n", encoding="utf-8")
-    refused(r"\['title', 'review'\]. Name one or two of the columns .* by --text-columns", read_own, path)
+    refused("2 columns may be the text. Pass --text-columns .* The table has title, review", read_own, path)
     assert read_own(path, text_columns=["review"])[0].text_columns == ("review",)
     assert read_own(path, text_columns=["review", "title"])[0].text_columns == ("review", "title")
     refused("has no column 'x'", read_own, path, text_columns=["x"])
