@@ -594,7 +594,7 @@ def test_columns_and_labels_of_own_tables(header, rows, columns, classes, ending
 
 def test_columns_of_text_that_are_in_doubt_are_refused(tmp_path: Path) -> None:
     (path := tmp_path / "own.csv").write_text("title,review,label\na,b,0\nc,d,1\n", encoding="utf-8")
-    refused(r"2 columns may be the text. Pass --text-columns", read_own, path)
+    refused("2 columns may be the text. Pass --text-columns .* The table has title, review", read_own, path)
     assert read_own(path, text_columns=["review"])[0].text_columns == ("review",)
     assert read_own(path, text_columns=["review", "title"])[0].text_columns == ("review", "title")
     refused("has no column 'x'", read_own, path, text_columns=["x"])
