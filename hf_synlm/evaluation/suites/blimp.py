@@ -100,7 +100,7 @@ def read_pairs(
     """
     kind = file_format(path, kind)
     if kind == "txt":
-        raise ValueError(f"{path} does not end in .tsv, .csv or .jsonl. Save the pairs in one of these")
+        raise ValueError(f"{path} does not end in .tsv, .csv or .jsonl. Save the pairs in one of these formats")
     rows = list(read_rows(path, kind))
     groups = [name for name in (group_column, phenomenon_column) if name]
     for row in rows:  # numbers may name groups
