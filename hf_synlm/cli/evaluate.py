@@ -295,7 +295,7 @@ def plot(
         raise ValueError(f"{results[0]}: --x needs a table of `synlm surprisal` with the ending .tsv")
     if (is_table and (x is None or len(results) > 1 or label)) or (by and x is None):
         raise ValueError(
-            "a table of `synlm surprisal` (.tsv) needs --x COLUMN, and may have --by. Give one table, without --label"
+            "a table of `synlm surprisal` (.tsv) is drawn alone, with --x COLUMN, without --label. --by needs --x, too"
         )
     if x is not None:
         _plot_regions(results[0], out, x, by, score)
@@ -375,7 +375,7 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
     for name in names:
         values = pandas.Series([_drawable(path, number, name, value) for number, value in enumerate(table[name], 1)])
         if values.isna().all():
-            raise ValueError(f"{path}: the column {name!r} holds no number. Name another by --score")
+            raise ValueError(f"{path}: the column {name!r} holds no number. Name another column by --score")
         line = table[by] if by else pandas.Series(name, table.index)
         line = line + f", {name}" if by and len(names) > 1 else line
         keys = [line, table[x], table["own"], table["sentence_id"]]

@@ -340,7 +340,7 @@ class ScoringByBeams(Scoring):
         """The options for each width of the beam. The key None stands for the model's own width."""
         widths: Sequence[int | None] = self.num_beams or [None]
         if self.cache is not None and len(widths) > 1:
-            raise ValueError(f"--cache {self.cache} holds results of one beam. Leave it out, or give one --num-beams")
+            raise ValueError(f"--cache {self.cache} holds results of one beam. Give one --num-beams, or no --cache")
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Scoring)}
         return {width: Scoring(**{**given, "num_beams": width}) for width in widths}
 
@@ -459,7 +459,7 @@ def _checked(encoding: str) -> str:
     try:
         "".encode(encoding)
     except LookupError as error:
-        raise ValueError(f"--encoding {encoding}: unknown. Take utf-8, latin-1, cp1252, gbk or another one") from error
+        raise ValueError(f"--encoding {encoding} is unknown. Choose one such as utf-8, latin-1 or gbk") from error
     return encoding
 
 

@@ -158,7 +158,7 @@ class TreeOptions:
         """Refuse options that would change nothing."""
         if self.trees is None:
             if self.unknown_labels != "error":
-                raise ValueError("--unknown-labels belongs to --trees. Leave it out")
+                raise ValueError("--unknown-labels belongs to --trees. Add --trees, or omit --unknown-labels")
             return
         unused: dict[str, object] = {"context": measures.context != "sentence"}
         unused |= {
@@ -250,7 +250,7 @@ def surprisal(
     measures.check(texts, several_columns=len(by_width) > 1 or len(model) > 1)
     options.refuse_repeated("--model", [_column_of(name) for name in model])
     if len(model) > 1 and (scoring.cache or given.trees):
-        raise ValueError("--cache and --trees work with one --model. Run the models one by one")
+        raise ValueError("--cache and --trees work with only one --model. Run the models one by one")
     given.check(scoring, measures)
     opened = reading.open(texts, reading.file_format)
     count_of = measures.counts()
@@ -328,7 +328,7 @@ def _search(
     from hf_synlm.evaluation.text import surprisal as words
 
     if narrower and not scorer.searches:
-        raise ValueError(f"--num-beams: {type(scorer.model).__name__} does not search. Leave it out.")
+        raise ValueError(f"--num-beams: {type(scorer.model).__name__} does not search. Leave --num-beams out.")
     texts = reads[0]
     is_apart = isinstance(texts, list) and any(b.document < a.document for a, b in pairwise(texts))
     first, *more = reads if out is not None or is_apart else map(iter, reads)  # rows are printed at once
@@ -385,7 +385,7 @@ def _with_frequencies(scores: "Iterable[WordScores]", count_of: Callable[[str], 
 def _check_places(texts: Sequence[Path], out: Path | None) -> None:
     """Refuse an output among the inputs."""
     if out is not None and any(place.is_dir() and out.resolve().is_relative_to(place.resolve()) for place in texts):
-        raise ValueError(f"--out {out} lies in a folder whose files are read. Write it elsewhere")
+        raise ValueError(f"--out {out} lies in a folder whose files are read as input. Choose another folder")
 
 
 def _write_words(

@@ -98,8 +98,8 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
     found = kind == "conllu" if kind else holds_dependencies(path)
     if found and brackets_only:
         raise ValueError(
-            f"{path} holds dependencies, but {brackets_only[0]} is for brackets. Leave it out. --structure "
-            "left-first or right-first makes trees binary, and --punctuation remove removes punctuation."
+            f"{path} holds dependencies, but {brackets_only[0]} is for brackets. Leave {brackets_only[0]} out. "
+            "--structure left-first or right-first makes trees binary, and --punctuation remove removes punctuation."
         )
     if given and not found:
         raise ValueError(
@@ -126,7 +126,7 @@ def _read_parses(
 ) -> list[TreebankSentence]:
     """The best trees of a file of parses, which are read as they are."""
     if reading:
-        raise ValueError(f"--from parses has no {flag_of(next(iter(reading)))}. Leave it out")
+        raise ValueError(f"--from parses has no option {flag_of(next(iter(reading)))}. Leave this option out")
     parses = list(enumerate(options.read_trees(path, style), 1))
     found = [as_treebank_sentence(parsed, f"{path}:{number}") for number, parsed in parses if parsed.hypotheses]
     if len(found) < len(parses):
@@ -167,7 +167,7 @@ def treebank(
     if kind == "parses" and cleaning.punctuation == "remove" and cleaning.punctuation_by == "tag":
         raise ValueError("words of --from parses have no tags. Pass --punctuation-by form")
     if tree_style is not None and kind != "parses":
-        raise ValueError("--tree-style is for --from parses. Add --from parses, or leave it out")
+        raise ValueError("--tree-style is for --from parses. Add --from parses, or leave --tree-style out")
     inputs = describe_files(trees)
     of_brackets, of_dependencies = reading.by_kind()
     brackets_only = [*cleaning.of_brackets(), *map(flag_of, of_brackets)]

@@ -106,7 +106,7 @@ def parse(
     # The names of pictures depend on the sentences, see `_check_drawings`.
     outputs.check_out(out, overwrite, texts, parsing.cache, model=model, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
-        raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave it out.")
+        raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave this option out.")
     several = parsing.chosen(num_return_sequences=wanted.num_trees).get("num_return_sequences", 1)
     if several != 1 and len(model) == 1 and not wanted.consensus and style not in ("json", "html"):
         raise ValueError(f"{several} trees of a sentence, but --format {style} shows one. Add --format json, or html.")

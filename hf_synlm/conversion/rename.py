@@ -25,7 +25,7 @@ class Options(dict[str, Any]):
     """Options of a configuration by name; one that is missing is a ValueError."""
 
     def __missing__(self, name: str) -> Any:
-        raise ValueError(f"The configuration lacks {name!r}, which tensors do not tell. Add it.")
+        raise ValueError(f"The configuration lacks {name!r}, which tensors do not show. Add {name!r} there.")
 
 
 def clean_state_dict(state_dict: Mapping[str, Tensor]) -> Tensors:
@@ -57,7 +57,7 @@ def rename_state_dict(state_dict: Mapping[str, Tensor], rules: Mapping[str, str]
             continue
         name = match.expand(target)
         if name in renamed:
-            raise ValueError(f"Two tensors of the checkpoint become {name!r}; the second is {key!r}.")
+            raise ValueError(f"{key!r} and an earlier tensor of the checkpoint both become {name!r}.")
         renamed[name] = tensor
     if unknown:
         raise ValueError(f"The checkpoint holds {len(unknown)} unknown tensors: {unknown[:9]}. Is it another model?")
@@ -119,7 +119,7 @@ def check_sizes(sizes: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     for field, value in sizes.items():
         for name in (field, *_SIZES.get(field, "").split()):
             if options.get(name, value) != value:
-                raise ValueError(f"{name} is {options[name]} in the configuration and {value} in the tensors.")
+                raise ValueError(f"{name} is {options[name]} in the configuration, but {value} in the tensors.")
 
 
 def count_parts(tensors: Iterable[str], prefix: str) -> int:
@@ -150,7 +150,7 @@ def fill_model(model: Model, tensors: Mapping[str, Tensor]) -> Model:
             given = "missing" if found is None else tuple(found.shape)
             raise ValueError(
                 f"{name} is {given} in the checkpoint and should be {None if wanted is None else tuple(wanted)}. "
-                "Is it the configuration of this checkpoint?"
+                "Does the configuration belong to this checkpoint?"
             )
     for name, other in model.all_tied_weights_keys.items():
         if not torch.equal(tensors[name], tensors[other]):

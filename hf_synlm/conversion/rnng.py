@@ -111,7 +111,7 @@ def rnng_tokenizer(original_config: Mapping[str, Any]) -> PreTrainedTokenizerFas
         return None
     method = original_config.get("unkmethod", "unk")
     if method not in _UNKNOWN_RULES:
-        raise ValueError(f"unkmethod is {method!r}; known are {', '.join(_UNKNOWN_RULES)}.")
+        raise ValueError(f"unkmethod is {method!r}. Known values are {', '.join(_UNKNOWN_RULES)}.")
     replaces_numbers = bool(original_config.get("replace_num", False))
     vocabulary = original_config["vocabulary"]
     if replaces_numbers:
@@ -152,7 +152,7 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     check_sizes(sizes, original_config)
     vocabulary = original_config.get("vocabulary")
     if vocabulary is not None and len(vocabulary) != vocab_size:
-        raise ValueError(f"The vocabulary holds {len(vocabulary)} tokens, the checkpoint {vocab_size}.")
+        raise ValueError(f"The vocabulary holds {len(vocabulary)} tokens, but the checkpoint {vocab_size}.")
     return RNNGConfig(
         **sizes,
         dropout=original_config.get("dropout", 0.3),

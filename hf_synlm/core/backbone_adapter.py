@@ -132,7 +132,7 @@ class AdapterMixin(AdapterLoading):
             super().add_adapter(adapter_config, adapter_name)
             return
         if self._hf_peft_config_loaded:
-            raise ValueError("The model has an adapter. Save the model, and load it by from_pretrained.")
+            raise ValueError("The model already has an adapter. First save the model, and load it by from_pretrained.")
         # As in transformers, but with any PEFT.
         self._hf_peft_config_loaded = True
         peft.inject_adapter_in_model(adapter_config, self, adapter_name or "default")
@@ -141,8 +141,8 @@ class AdapterMixin(AdapterLoading):
         beyond = [name for name in full if {"base_layer", "original_module", "modules_to_save"} & set(name.split("."))]
         if beyond:
             raise ValueError(
-                f"The adapter changes {beyond[0]}, which is not in the backbone and is trained in full. Make the "
-                "model again, with target_modules from linear_layers(model) and without modules_to_save."
+                f"The adapter changes {beyond[0]}, but an adapter may change only the backbone. Make the model "
+                "again, with target_modules from linear_layers(model) and without modules_to_save."
             )
         for name, parameter in full.items():
             parameter.requires_grad_(name not in self.frozen)
@@ -163,7 +163,7 @@ class AdapterMixin(AdapterLoading):
             super().save_pretrained(save_directory, *args, **kwargs)
             return
         if kwargs.get("push_to_hub"):
-            raise ValueError("An adapter is saved without push_to_hub=True. Then call push_to_hub of the model.")
+            raise ValueError("Save without push_to_hub=True, because this is an adapter. Then call model.push_to_hub.")
         if not kwargs.get("is_main_process", True):
             return
         weights = dict(kwargs.get("state_dict") or self.state_dict())

@@ -143,8 +143,8 @@ class SyntacticConfig(transformers.PreTrainedConfig):
         given = {"vocab_size": len(tokenizer), **ids, **fields}
         if missing := [name for name in ids if given[name] is None and getattr(cls, name) is not None]:
             raise ValueError(
-                f"the tokenizer has no {', '.join(missing)}. Load it by hf_synlm.data.tokenizers.load_tokenizer, "
-                "which adds these tokens, or give their ids"
+                f"the tokenizer has no {', '.join(missing)}. Load the tokenizer by "
+                "hf_synlm.data.tokenizers.load_tokenizer, which adds these tokens, or give their ids"
             )
         return cls(**given)
 

@@ -106,7 +106,7 @@ class SyntacticPreTrainedModel(PreTrainedModel):
         if "disk" in places or len(places) > 1:
             raise ValueError(
                 f"device_map={kwargs.get('device_map')!r} puts parts of {cls.__name__} on {sorted(places)}, but it "
-                "cannot be split: its layers read weights of their parts directly. Load it on one device "
+                "cannot be split: its layers read the weights of inner layers. Load it on one device "
                 '(device_map={"": 0} or {"": "cpu"}), or in a smaller type (dtype="bfloat16").'
             )
         return loaded
@@ -181,7 +181,7 @@ def _check(wrapper: Any, layer: Any) -> None:
     if not (hasattr(wrapper, "lora_A") and hasattr(wrapper, "get_delta_weight")):
         raise ValueError(
             f"A layer ({kind}) is wrapped by {type(wrapper).__module__}.{type(wrapper).__name__}. The model reads "
-            "this layer's weight directly, which only LoRA allows. Leave it out of target_modules, or use LoRA."
+            "this layer's weight directly, which only LoRA allows. Use LoRA, or no such layer in target_modules."
         )
     if getattr(unwrapped(layer), "groups", 1) != 1:
         raise ValueError(

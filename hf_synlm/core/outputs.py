@@ -245,8 +245,8 @@ class GeneratedTrees:
         words = _names_of(words, self.sequences, sentence)
         if len(words) != self.sequences.shape[1]:
             raise ValueError(
-                f"sequences have {self.sequences.shape[1]} columns, but {len(words)} words were given. Pass one per "
-                "column."
+                f"sequences have {self.sequences.shape[1]} columns, but {len(words)} words were given. Pass one word "
+                "per column."
             )
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence]]

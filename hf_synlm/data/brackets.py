@@ -352,7 +352,7 @@ def _read_tree(text: str, has_labels: bool) -> tuple[list[tuple[str, int, int]],
         if symbol == ")":
             opened_at, label, start, count = open_nodes.pop()
             if has_labels and not label:
-                raise ValueError(f"the bracket opened at character {opened_at} has no label. Add one")
+                raise ValueError(f"the bracket opened at character {opened_at} has no label. Add a label")
             if has_labels and not count:
                 raise ValueError(
                     f"the bracket opened at character {opened_at} contains no word. Add a word, and write "

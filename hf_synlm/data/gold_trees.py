@@ -70,7 +70,7 @@ def encode_trees(
     for sentence, (ids, places) in zip(sentences, _cut(sentences, tokenizer, text_style), strict=True):
         with errors_at(sentence.source):
             if tokenizer.pad_token_id in ids:
-                raise ValueError("a word is the padding token of the tokenizer: change it, or leave the sentence out")
+                raise ValueError("a word is the padding token of the tokenizer: change the word, or skip the sentence")
             is_natural = text_style == NATURAL
             ends = word_ends_from_word_ids(places) if is_natural else word_ends_from_offsets(places, sentence.words)
             encoded.append(codec.encode(ids, ends, sentence.labeled_spans))

@@ -65,8 +65,8 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
     if changed:
         told = [text for text in changed if ".bytes was" not in text and "sha256 was" not in text]
         raise ValueError(
-            f"{folder.parent} holds text prepared otherwise: {'; '.join(told) or 'its files were others'}. Repeat "
-            f"the old values, choose another folder (--output-dir), or delete {folder.parent}."
+            f"{folder.parent} holds text that was prepared in another way: {'; '.join(told) or 'from other files'}. "
+            f"Repeat the old values, choose another folder (--output-dir), or delete {folder.parent}."
         )
 
 

@@ -97,10 +97,10 @@ class TextFiles(TextSource):
             beginning = file.read(200)
         if self.kind != "parquet" and 3 * beginning.count("\0") > len(beginning):
             kind = "UTF-16LE" if beginning[1::2].count("\0") > beginning[::2].count("\0") else "UTF-16BE"
-            raise ValueError(f"{path} is {kind} without its mark. Convert: iconv -f {kind} -t UTF-8 {path} > NEW_FILE")
+            raise ValueError(f"{path} is {kind} without a BOM. Convert it: iconv -f {kind} -t UTF-8 {path} > NEW_FILE")
         if self.kind == "text" and begins_with_tree(beginning):
             raise ValueError(
-                f"{path} begins with a tree. Give its words as text, or the file to an option such as --train-trees."
+                f"{path} begins with a tree. Give its words, or pass the file to an option such as --train-trees."
             )
         if beginning.startswith("PAR1") and self.kind != "parquet":
             raise ValueError(f"{path} is Parquet. Give it a name that ends in .parquet.")
@@ -222,7 +222,7 @@ class JSONFiles(TableFiles):
                 try:
                     yield from json.load(file, strict=False)
                 except ValueError as error:
-                    raise ValueError(f"{path} is not JSON: {error}. Repair it, or write an object per line.") from error
+                    raise ValueError(f"{path} is not JSON: {error}. Write one object per line.") from error
             for line in filter(str.strip, file):
                 try:
                     record = json.loads(line, strict=False)

@@ -328,7 +328,7 @@ def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
     ids["reduce_token_id"] = tokenizer.get_vocab().get(REDUCE_TOKEN)
     missing = [name for name, value in ids.items() if value is None]
     if missing:
-        raise ValueError(f"the tokenizer has no {', '.join(missing)}. Load it with load_tokenizer, which adds them")
+        raise ValueError(f"the tokenizer has no {', '.join(missing)}. Load it with load_tokenizer, which adds these")
     return {"vocab_size": len(tokenizer), **ids}
 
 

@@ -174,7 +174,7 @@ def read_treebank(
     if is_conllu(path, head[-1] if head else ""):
         of_brackets = [name for name in options if name not in ("keep_functions", "left_out")]
         if given := [name for name in of_brackets if options[name]]:
-            raise ValueError(f"{path} holds dependencies, which have no option {given[0]}. Leave it out")
+            raise ValueError(f"{path} holds dependencies, which have no option {given[0]}. Leave this option out")
         how: dict[str, Any] = {"punctuation": "remove" if without_punctuation else "keep", **dependencies}
         yield from read_dependency_trees(path, left_out=options.get("left_out"), lines=lines, **how)
     else:

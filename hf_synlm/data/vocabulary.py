@@ -211,7 +211,7 @@ def tokenizer_of_words(
     if len(vocabulary) < len(tokens) or vocabulary.get(PAD_TOKEN) != 0 or unknown_token not in vocabulary:
         raise ValueError(
             f"the {len(tokens)} tokens must differ, begin with {PAD_TOKEN} and contain {unknown_token}: "
-            f"{len(vocabulary)} differ, and it begins with {list(tokens[:3])}"
+            f"{len(vocabulary)} differ, and the first are {list(tokens[:3])}"
         )
     steps = _cleaning(lowercase, replace_numbers)
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown_token))
@@ -249,7 +249,7 @@ def _clean(word: str, steps: Sequence[normalizers.Normalizer]) -> str:
     if not word or any(character.isspace() or character in _RESERVED for character in word):
         raise ValueError(
             f"the word {word!r} is empty, or contains white space or one of the reserved characters U+10FF00 to "
-            "U+10FF4F. Write another character for it"
+            "U+10FF4F. Spell the word with other characters"
         )
     for step in steps:
         word = step.normalize_str(word)

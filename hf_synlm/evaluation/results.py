@@ -209,8 +209,8 @@ def refuse_pipe(path: PathLike) -> None:
     """Raise ValueError if a file that is read twice is a pipe (standard input, "-", is kept in memory)."""
     if str(path) != "-" and Path(path).is_fifo():
         raise ValueError(
-            f"{path} is a pipe, but the command reads it twice. Save it to a file first. (Text can also be piped in "
-            "with -.)"
+            f"{path} is a pipe, but the command reads it twice. Save the data to a file first. (Text can also be "
+            "piped in with -.)"
         )
 
 

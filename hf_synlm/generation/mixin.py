@@ -427,7 +427,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         inputs = [value if value is None else value.to(self.device) for value in (attention_mask, context_sentence_ids)]
         decoder_class = JointDecoder if config.synchronous else self.action_decoder_class
         if decoder_class is None:
-            raise ValueError(f"synchronous=False: {type(self).__name__} writes word by word only. Leave it out.")
+            raise ValueError(f"synchronous=False: {type(self).__name__} writes word by word. Keep synchronous=True.")
         decoder = decoder_class(
             self, config, logits_processor, stopping_criteria, input_ids.to(self.device), streamer, *inputs
         )

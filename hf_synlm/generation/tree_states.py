@@ -141,8 +141,8 @@ class TreeStates(FindsTrees):
         """
         if trees is None and not self.has_heads:
             raise ValueError(
-                f"{self.tree_field} are missing. Pass them. The full model around this {type(self).__name__} finds "
-                "them by its method parse."
+                f"{self.tree_field} are missing. Pass given trees, or trees that the method parse of the model "
+                f"around this {type(self).__name__} finds."
             )
         given = self.given_or_best_trees(input_ids, attention_mask, trees, word_ends, output_hidden_states, kwargs)
         return self.states_of(given)

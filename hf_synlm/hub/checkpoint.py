@@ -243,7 +243,7 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
         files = code_files(folder, reference)
         missing = sorted(file.name for file in files if not file.is_file())
         if missing:
-            raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, which is missing. Export it again.")
+            raise ValueError(f"{auto_class} of {str(folder)!r} needs {missing}, which is missing. Export the model.")
         needing = [file.name for file in sorted(files) if _OF_PACKAGE.search(file.read_text(encoding="utf-8"))]
         if needing:
             raise ValueError(

@@ -194,6 +194,6 @@ def _check_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBas
         of_model, of_tokenizer = getattr(config, name, None), getattr(tokenizer, name, None)
         if of_model is not None and of_tokenizer is not None and of_model != of_tokenizer:
             raise ValueError(
-                f"{name} is {of_model} in the model's configuration and {of_tokenizer} in the tokenizer. "
-                "Set one of them to the other."
+                f"{name} is {of_model} in the model's configuration and {of_tokenizer} in the tokenizer. Give both "
+                "the same value."
             )

@@ -113,12 +113,12 @@ def files_to_push(folder: str | os.PathLike) -> dict[str, int]:
     names = list(filter_repo_objects(sizes, ignore_patterns=_LEFT_OUT))
     outside = [name for name in names if not (root / name).resolve().is_relative_to(root.resolve())]
     if outside:
-        raise ValueError(f"{os.fspath(folder)!r} links to files outside of it, {outside}. Remove or copy them.")
+        raise ValueError(f"{os.fspath(folder)!r} links to files outside of it, {outside}. Copy these files into it.")
     pickled = [name for name in names if any(Path(name).match(pattern) for pattern in PICKLES)]
     if pickled:
         raise ValueError(
             f"{os.fspath(folder)!r} holds pickled files, {pickled}. Pickled files can run code when they are loaded. "
-            "Remove them, or export the model again to get safetensors."
+            "Remove these files, or export the model again to get safetensors."
         )
     return {name: sizes[name] for name in names}
 

@@ -35,7 +35,7 @@ class RecurrentConfig(SyntacticConfig):
 
     def __post_init__(self, **kwargs: Any):
         if kwargs.get("hidden_size", 0) is None:
-            raise ValueError("hidden_size is null. Give a number, or leave it out.")
+            raise ValueError("hidden_size is null. Give a number, or leave hidden_size out.")
         earlier = kwargs.pop("hidden_size", None)
         if self.layer_size is None:
             self.layer_size = self.published_layer_size if earlier is None else earlier

@@ -204,7 +204,7 @@ def check_gold_distances(
     if distances is None:
         return None
     if remedy is not None:
-        raise ValueError(f"This model learns from no trees. Leave distances out, or {remedy}.")
+        raise ValueError(f"This model does not learn from trees. Leave distances out, or {remedy}.")
     if input_ids is None:
         raise ValueError("distances need input_ids, which show the ends of sentences. Pass input_ids, too.")
     if distances.shape != input_ids.shape:

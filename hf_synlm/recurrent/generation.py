@@ -98,14 +98,14 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         if config.cache_implementation:
             raise ValueError(
                 f"cache_implementation={config.cache_implementation!r} does not apply, because a recurrent network "
-                "has one kind of state. Leave it out."
+                "has one kind of state. Leave this option out."
             )
         tokenizer = kwargs.pop("tokenizer", None)  # the criterion of stop strings has it already
         if not config.return_dict_in_generate:
             return loop(prompts, *args, **kwargs)
         if self.config.gives_trees and kwargs.get("inputs_embeds") is not None:
             raise ValueError(
-                "return_dict_in_generate gives trees, and trees need input_ids. Leave it or inputs_embeds out."
+                "return_dict_in_generate gives trees, which need input_ids. Leave this option or inputs_embeds out."
             )
         if self.config.gives_trees and mask is not None:
             # A word will follow each prompt: with one, holes and padding on the right are found here.

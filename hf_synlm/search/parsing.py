@@ -33,8 +33,8 @@ def only_token_ids(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Te
     """`input_ids`, of models that cannot read vectors instead. Raises ValueError if vectors are given, or no ids."""
     if input_ids is None or inputs_embeds is not None:
         raise ValueError(
-            "This model reads input_ids, not inputs_embeds, because its trees are over the ids. Pass input_ids. "
-            "With PEFT, take LoRA instead of prompt tuning."
+            "This model reads input_ids, not inputs_embeds, because its trees are built over token ids. Pass "
+            "input_ids. With PEFT, take LoRA instead of prompt tuning."
         )
     return input_ids
 
@@ -157,12 +157,12 @@ def parse_with_search(
         raise ValueError(f"num_return_sequences={num_return_sequences} must be at most num_beams={search.num_beams}")
     for name, value in (("stepwise", stepwise), ("lexical", lexical), ("belief_update", belief_update)):
         if value and read_words is not None:
-            raise ValueError(f"{name}={value} needs a word-synchronous beam. Leave synchronous=True")
+            raise ValueError(f"{name}={value} needs a word-synchronous beam. Keep synchronous=True")
     check_aligned(input_ids, word_ends=word_ends)
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     if context_sentence_ids is not None and min(text.lengths) == 0:
         raise ValueError(
-            f"context_sentence_ids: row {text.lengths.index(0)} is context only. Leave the tokens to parse at 0"
+            f"context_sentence_ids: row {text.lengths.index(0)} has only context. Give the tokens to parse the number 0"
         )
     check_rows(text.mask, may_be_empty=bos_token_id is not None)  # a lone begin token is the empty text
     if word_ends is not None:
@@ -437,8 +437,8 @@ def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, 
     mask = checked_mask(config, input_ids, attention_mask)
     if cache.state is not None and cache.batch_size != len(input_ids):
         raise ValueError(
-            f"past_key_values holds {cache.batch_size} sentences, input_ids {len(input_ids)} rows. Expand it with "
-            "past_key_values.batch_repeat_interleave, or start without one."
+            f"past_key_values holds {cache.batch_size} sentences, input_ids {len(input_ids)} rows. Expand the cache "
+            "with past_key_values.batch_repeat_interleave, or start without a cache."
         )
     return mask
 

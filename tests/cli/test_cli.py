@@ -165,7 +165,7 @@ def test_surprisal_with_frequencies(models, texts, capsys):
     run(capsys, *command, "--frequencies", counts, "--out", out, "--overwrite")
     assert [row["log_frequency"] for row in read_tsv(out)] == [row["log_frequency"] for row in rows]
     counts.write_text("word\nThe\n")
-    assert "their counts in the second" in fail(capsys, *command, "--frequencies", counts)
+    assert "words, then counts" in fail(capsys, *command, "--frequencies", counts)
     assert "No such file" in fail(capsys, *command, "--frequencies", "missing.tsv")
     run(capsys, *command, "--frequencies", "wordfreq:en", "--out", out, "--overwrite")
     meta = json.loads(Path(f"{out}.meta.json").read_text())
@@ -490,7 +490,7 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
         for _, lines in figures:
             assert lines[line][place] == pytest.approx(((one + two) / 2, abs(one - two) / 2), abs=1e-3)
     message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
-    assert message.endswith("needs --x COLUMN, and may have --by. Give one table, without --label")
+    assert message.endswith("is drawn alone, with --x COLUMN, without --label. --by needs --x, too")
     assert "no column 'place'" in fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     out.with_suffix(".csv").write_bytes(out.read_bytes())
     message = fail(capsys, "evaluate", "plot", out.with_suffix(".csv"), "--x", region, "--out", tmp_path / "b.svg")
@@ -736,7 +736,7 @@ def test_compressed_files_and_other_encodings(models, tmp_path, capsys):
     for command, name, more in (("surprisal", "a.txt", model), ("parse", "a.txt", model), ("treebank", "a.mrg", out)):
         message = fail(capsys, command, files[name], *more)
         assert "is not utf-8 (invalid continuation byte): name the encoding of the file" in message
-    assert "--encoding nope: unknown" in fail(capsys, "parse", files["a.txt"], *model, "--encoding", "nope")
+    assert "--encoding nope is unknown" in fail(capsys, "parse", files["a.txt"], *model, "--encoding", "nope")
 
 
 def test_nobody_reads_the_rest(models, tmp_path):

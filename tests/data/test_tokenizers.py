@@ -476,7 +476,7 @@ def test_configurations_take_the_special_tokens_of_a_tokenizer(name: str):
 
 def test_a_tokenizer_without_special_tokens_is_refused():
     plain = word_tokenizer([["we", "agree"]], end_token=True)
-    with pytest.raises(ValueError, match="no cls_token_id, sep_token_id, reduce_token_id. Load it by .*load_tokenizer"):
+    with pytest.raises(ValueError, match="no cls_token_id, sep_token_id, reduce_token_id. Load the tokenizer by"):
         GPSTConfig.from_tokenizer(plain)
     framed = word_tokenizer([["we", "agree", "[CLS]", "[SEP]"]])
     framed.bos_token = framed.eos_token = None  # as BERT

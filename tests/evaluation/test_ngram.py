@@ -132,7 +132,7 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     refused("order must be from 2 to 5 and is 6", train_ngram.main, ["--order", "6", "--output-dir", str(tmp_path)])
     refused("max-sentence-tokens 1", train_ngram.main, ["--max-sentence-tokens", "1", "--output-dir", str(tmp_path)])
     other = ["--tokenizer-type", "wordpiece", "--output-dir", str(tmp_path)]
-    refused(f"{tmp_path}/text holds text prepared otherwise: tokenizer_type was", train_ngram.main, other)
+    refused(f"{tmp_path}/text holds text that was prepared in another way: tokenizer_type was", train_ngram.main, other)
     trees = ["--train-trees", str(sample_path("trees.test.txt")), "--output-dir", str(tmp_path / "new")]
     refused("No validation text is named. Pass --validation-words", train_ngram.main, trees)
     (tmp_path / "config.json").write_text('{"model_type": "pcfg"}')

@@ -467,7 +467,7 @@ def test_no_row_joins(tables, capsys):
     assert "no row of rt.tsv joins s.tsv by item, word_id. Their ids begin with 1-1 1 and 1 1" in error
     write(tables / "rt.tsv", WORDS, ("word", "mean_rt", "count"))
     error = fail(capsys, *COMMON)
-    assert "no key in common" in error and "rt.tsv has word, mean_rt, count" in error and "--on A,B" in error
+    assert "no key in common" in error and "has the columns word, mean_rt, count" in error and "--on A,B" in error
     error = fail(capsys, *COMMON, "--on", "nothing")
     assert "no column nothing; rt.tsv has" in error and "Rename columns, so that both tables have the same" in error
 
@@ -488,7 +488,7 @@ def test_a_part_of_the_rows_joins(tables, capsys):
 
 def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     error = fail(capsys, "s.tsv", "--times", "rt.tsv")
-    assert "there is no column 'rt': rt.tsv has sentence_id, word_id" in error and "Write --rt-column COLUMN" in error
+    assert "column 'rt': rt.tsv has the columns sentence_id, word" in error and "Write --rt-column COLUMN" in error
     assert "Write --rt-column mean_rt" in fail(capsys, "s.tsv", "--times", "rt.tsv", "--rt-column", "Mean_RT")
     assert "names no column of surprisals. Write rt.tsv:COLUMN" in fail(capsys, "rt.tsv", *COMMON[1:])
     error = fail(capsys, "N=s.tsv:nae", *COMMON[1:])
@@ -591,7 +591,7 @@ def test_texts_that_only_some_times_name(tables, capsys):
     check(run(capsys, "--partial")[0], slow([{**row, "count": row["mean_rt"] and row["count"]} for row in without]))
     write(tables / "rt.tsv", [row for row in WORDS if row["sentence_id"] != 11], ("document", *OF_TIMES))
     error = fail(capsys, *COMMON, "--partial")
-    assert "so its document is unclear. Add that column to s.tsv" in error
+    assert "Add a column document to s.tsv" in error
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings
@@ -651,7 +651,7 @@ def test_frequencies_of_a_file(tables, capsys):
     (tables / "logs.tsv").write_text("word\tcount\nthe\t3\nthen\t-4.5\n")
     assert "logs.tsv: row 2 has -4.5 in 'count', which is below 0" in fail(capsys, *COMMON[:-1], "logs.tsv")
     write(tables / "four.tsv", WORDS, OF_TIMES[:4])
-    said = "four.tsv has sentence_id, word_id, word, mean_rt. Give words in the first of two columns"
+    said = "four.tsv has the columns sentence_id, word_id, word, mean_rt. Name two of them word and count"
     assert said in fail(capsys, *COMMON[:-1], "four.tsv")
     ranked = "".join(f"0\t{line}\n" for line in lines.splitlines())
     (tables / "counts.tsv").write_text(f"rank\tword\tcount\n{ranked}")

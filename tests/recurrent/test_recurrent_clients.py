@@ -82,7 +82,7 @@ def test_trees_need_ids():
     vectors = torch.zeros(1, 3, 8)
     with pytest.raises(ValueError, match="distances need input_ids"):
         model(inputs_embeds=vectors, labels=torch.ones(1, 3, dtype=torch.long), distances=torch.ones(1, 3))
-    with pytest.raises(ValueError, match="gives trees, and trees need input_ids"):
+    with pytest.raises(ValueError, match="gives trees, which need input_ids"):
         model.generate(inputs_embeds=vectors, max_new_tokens=1, return_dict_in_generate=True)
 
 

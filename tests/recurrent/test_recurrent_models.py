@@ -369,7 +369,7 @@ def test_supervised_loss_is_that_of_all_pairs(name, scope):
 @pytest.mark.parametrize(
     ("name", "width", "message"),
     [
-        ("on_lstm", 6, "learns from no trees"),
+        ("on_lstm", 6, "does not learn from trees"),
         ("on_lstm, split head", 5, r"distances are \(1, 5\)"),
         ("prpn", 6, "parsing_network='recurrent'"),
         ("prpn, syd", 5, "Align"),

@@ -457,7 +457,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16LE without its mark. Convert: iconv"),
+        ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16LE without a BOM. Convert it: iconv"),
         ("a.txt", "(S (NN cat))".encode("utf-16"), "a.txt begins with a tree"),
         ("a.txt", "Text.".encode("utf-16")[:-1], "a.txt: 'utf-16-le' codec can't decode byte"),
         ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed. Unpack it first"),
@@ -465,7 +465,7 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
         ("a.jsonl", '{"text": 7}', "a.jsonl: column 'text' holds int, not text"),
         ("a.json", '[{"text": "x"}', "a.json is not JSON"),
         ("a.csv", "a,b\n1,2", "no column 'text'"),
-        ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give its words as text, or"),
+        ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give its words, or pass"),
         ("a.txt", b"(S1 (S (NP=2 (DT The) (NN cat))))", "a.txt begins with a tree"),
         ("a.txt", b"(S-1 (NN cat))", "a.txt begins with a tree"),
         ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
@@ -521,7 +521,7 @@ def test_a_data_set_on_disk_is_one_split(tmp_path, tokenizer_folder):
     arguments = CorpusArguments(dataset_name=str(tmp_path / "saved"), tokenizer_name=tokenizer_folder)
     text = prepare(arguments, tmp_path / "out")
     assert (text.train.num_sentences, text.validation.num_sentences) == (18, 2)
-    refused("train-split is 'test', but .*saved' has only one split", replace, arguments, train_split="test")
+    refused("train-split is 'test', but .*saved' has one split", replace, arguments, train_split="test")
 
 
 def test_a_tenth_of_the_sentences_is_held_out(tmp_path, tokenizer_folder):
@@ -565,7 +565,7 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
     for message, changed in changes.items():
         refused(message, prepare, changed, out)
     Path(arguments.train_files[0]).write_text("Another text.")
-    refused("prepared otherwise: its files were others. Repeat the old values", prepare, arguments, out)
+    refused("prepared in another way: from other files. Repeat the old values", prepare, arguments, out)
     # The same holds for a folder that is not finished.
     (out / "train" / shards.INDEX_FILE).unlink()
     refused("Repeat the old values", prepare, arguments, out)
@@ -752,7 +752,7 @@ def test_tokenizers_that_cannot_be_used(tmp_path):
 
     with pytest.raises(ValueError, match="has 2 tokens, but its largest id is 70000. Number its tokens from 0 to 1"):
         prepared_with({"the": 0, "cat": 70_000}, "the", text)
-    with pytest.raises(ValueError, match="tokenizer cannot encode the text: .*Add the unknown token"):
+    with pytest.raises(ValueError, match="tokenizer cannot encode the text: .*Add to the vocabulary the unknown token"):
         prepared_with({"the": 0}, "<unk>", text)
     shutil.rmtree(tmp_path / "out")
     assert sentences_of(prepared_with({"the": 0, "cat": 1}, "<unk>", text).train) == [[[0, 1]]]

@@ -75,8 +75,8 @@ def _read_counts(path: str) -> dict[str, float]:
     names = ["word", "count"] if {"word", "count"} <= set(table) else list(table.columns)
     if len(names) != 2:
         raise ValueError(
-            f"--frequencies: {columns_of(table)}. Give words in the first of two columns and their counts in the "
-            "second, or call the columns word and count"
+            f"--frequencies: {columns_of(table)}. Name two of them word and count, or give a table of only two "
+            "columns: words, then counts"
         )
     if not math.isnan(pd.to_numeric(names[1], errors="coerce")):  # no header
         rows = [tuple(names), *table[names].itertuples(index=False)]
@@ -230,8 +230,8 @@ def _fill(text: pd.DataFrame, column: str) -> None:
     if text[column].isna().any():
         row, name = int(text[column].isna().argmax()), text.attrs["name"]
         raise ValueError(
-            f"row {row + 1} of {name} ({text['word'][row]!r}) is missing in the table with the column {column}, so its "
-            f"{column} is unclear. Add that column to {name}"
+            f"{name}: row {row + 1} ({text['word'][row]!r}) has no {column}. Another table has this column, but not "
+            f"this word. Add a column {column} to {name}"
         )
 
 

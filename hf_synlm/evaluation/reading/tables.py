@@ -69,7 +69,7 @@ def with_places(table: pd.DataFrame, path: object) -> pd.DataFrame:
 
 def columns_of(table: pd.DataFrame) -> str:
     """For messages: what a table has."""
-    return f"{table.attrs['name']} has {', '.join(map(str, table.columns))}"
+    return f"{table.attrs['name']} has the columns {', '.join(map(str, table.columns))}"
 
 
 def numbers(table: pd.DataFrame, column: str, missing: Sequence[str | float] = (), option: str = "") -> np.ndarray:

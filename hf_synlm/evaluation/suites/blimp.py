@@ -100,7 +100,7 @@ def read_pairs(
     """
     kind = file_format(path, kind)
     if kind == "txt":
-        raise ValueError(f"{path} does not end in .tsv, .csv or .jsonl. Save the pairs in one of these")
+        raise ValueError(f"{path} does not end in .tsv, .csv or .jsonl. Save the pairs in one of these formats")
     rows = list(read_rows(path, kind))
     groups = [name for name in (group_column, phenomenon_column) if name]
     for row in rows:  # numbers may name groups
@@ -112,7 +112,7 @@ def read_pairs(
         if not good.strip() or not bad.strip():
             raise ValueError(f"{path}: data row {number} has an empty sentence")
         if good.split() == bad.split() and not keep_equal:
-            raise ValueError(f"{path}: data row {number} has the same sentence twice, {good!r:.60}. Leave it out")
+            raise ValueError(f"{path}: data row {number} has the same sentence twice, {good!r:.60}. Delete the row")
         group = row[group_column] if group_column else "all"
         used = (good_column, bad_column, *groups)
         more = {name: value for name, value in row.items() if name not in used}
@@ -159,7 +159,7 @@ def score_sentences(
     texts = scorer.encode([sentence.split() for sentence in sentences], tokenize)
     for place, sentence, text in zip(places, sentences, texts, strict=True):
         if not text.ids:
-            raise ValueError(f"{place}: the sentence {sentence!r} has no tokens. Leave it out")
+            raise ValueError(f"{place}: the sentence {sentence!r} has no tokens. Leave this sentence out")
     scores = scorer.score(texts, end=end, progress=progress)
     return [
         (float(found.log_probs.nansum()) + ((found.end or 0.0) if end else 0.0), bool(text.unknown))

@@ -61,11 +61,11 @@ def rouge_scores(
     for row, (prediction, given) in enumerate(zip(predictions, references, strict=True)):
         several = [given] if isinstance(given, str) else list(given)
         if not any(reference.strip() for reference in several):
-            raise ValueError(f"document {row} has no reference summary. Leave it out")
+            raise ValueError(f"document {row} has no reference summary. Leave this document out")
         if not any(map(tokens.tokenize, several)):
             raise ValueError(
-                f"document {row} has no letters of {language!r} in its reference {several[0]!r:.60}. Name its language "
-                "(language, in summarization --language), or leave it out"
+                f"document {row} has no letters of {language!r} in its reference {several[0]!r:.60}. Name the "
+                "language of the documents (language, in summarization --language), or leave this document out"
             )
         targets = [sentences_as_lines(reference, language=language) for reference in several]
         scores = scorer.score_multi(targets, sentences_as_lines(prediction, language=language))

@@ -55,7 +55,7 @@ class ResultCache:
         except (ValueError, KeyError, TypeError):
             is_cache = False
         if not is_cache:
-            raise ValueError(f"{self.path} holds no results by text, or it was written by an earlier version. {remedy}")
+            raise ValueError(f"{self.path} is not a cache that this version has written. {remedy}")
         differing = [name for name in {**self._header, **header} if header.get(name) != self._header.get(name)]
         if differing:
             told = ", ".join(

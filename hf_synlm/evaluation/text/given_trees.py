@@ -126,9 +126,9 @@ def fit_labels(
     if lacking and not drop:
         counts = ", ".join(f"{label} in {count}" for label, count in lacking.most_common())
         raise ValueError(
-            f"the model lacks labels of the {sum(tree is not None for tree in trees)} trees: {counts}; it knows "
-            f"{', '.join(sorted(codec.labels))}. --unknown-labels drop leaves them out. In --unknown-labels FILE, a "
-            "line 'SQ S' renames SQ to S, and a label alone is left out."
+            f"the model lacks labels of the {sum(tree is not None for tree in trees)} trees: {counts}. It knows "
+            f"{', '.join(sorted(codec.labels))}. --unknown-labels drop leaves unknown labels out. In "
+            "--unknown-labels FILE, a line 'SQ S' renames SQ to S, and a label alone is left out."
         )
     if roots:
         counts = ", ".join(f"{label} in {count}" for label, count in roots.most_common())

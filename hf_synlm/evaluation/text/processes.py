@@ -77,7 +77,7 @@ def checked_device(name: str | None) -> torch.device:
     # What torch raises depends on how it was built.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         problem = str(error).splitlines()[0]
-        raise ValueError(f"device {name!r} cannot be used ({problem}). Choose cpu, or leave it out") from error
+        raise ValueError(f"device {name!r} cannot be used ({problem}). Choose cpu, or leave the device out") from error
     return device
 
 

@@ -120,12 +120,12 @@ class TextScorer:
         if attention_entropy is not None and not declared(model.config, "measures_attention"):
             raise ValueError(
                 f"attention_entropy {attention_entropy!r} (--attention-entropy): {type(model).__name__} does not "
-                "attend to derivations. Leave it out, or choose a Tree LM or a Transformer Grammar."
+                "attend to derivations. Leave this option out, or choose a Tree LM or a Transformer Grammar."
             )
         if belief_update is not None and not self.searches:
             raise ValueError(
                 f"belief_update {belief_update} (--belief-update): {type(model).__name__} has no beam of "
-                "derivations. Leave it out, or choose GPST, RNNG, Tree LM, URNNG or Pushdown Layers."
+                "derivations. Leave this option out, or choose GPST, RNNG, Tree LM, URNNG or Pushdown Layers."
             )
         self.estimator: Estimator = self._checked_estimator(estimator)
         self.begin_id = self._begin_id(begin_token) if begin else None
@@ -228,8 +228,8 @@ class TextScorer:
         found = next((token for token in candidates if token is not None), None)
         if found is None:
             raise ValueError(
-                "the model has no begin or end token, and cannot predict the first word without it. Name a begin "
-                "token by begin_token (--begin-token), or set bos_token_id in its configuration"
+                "the model has no begin or end token, and cannot predict the first word without one of them. Name a "
+                "begin token by begin_token (--begin-token), or set bos_token_id in its configuration"
             )
         return found
 
@@ -419,7 +419,7 @@ class TextScorer:
     def _windows(self, text: EncodedText) -> list[Window]:
         """Pieces of a text that the model can read; `cuts` counts texts and contexts that do not fit."""
         if text.context and not self.reads_context:
-            raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence. Leave it out")
+            raise ValueError(f"{type(self.model).__name__} cannot read context before a sentence. Leave context out")
         room = self.max_context if text.context else None
         ends = {"word_ends": text.word_ends} if self.is_told_word_ends else {}
         if self.belief_update is not None:

@@ -290,8 +290,8 @@ def _whole_documents(items: Iterable[TextItem], most: int) -> Iterator[list[Text
     for item in items:
         if item.document < last:  # documents have numbers in the order of their first texts
             raise ValueError(
-                f"the texts of the document of item {item.item!r} stand apart. A long table is read piece by piece, "
-                "so sort it by document"
+                f"item {item.item!r} belongs to a document that began earlier, but another document stands in "
+                "between. Sort the table by document, because a long table is read piece by piece"
             )
         if item.document != last and len(block) >= size:
             yield block

@@ -67,8 +67,8 @@ def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str,
     for first, last, fields in read_separated((line + "\n" for line in read_lines(path)), kind, path):
         if last > first and not line_ends:
             raise ValueError(
-                f"{path}:{first}: a quotation mark is open, so the row continues to line {last}. If the mark is "
-                "text, double it and quote the field. If not, take the line end out of the field."
+                f"{path}:{first}: a quotation mark is not closed, so the row continues to line {last}. If the mark "
+                "is text, double it and quote the field. If not, take the line end out of the field."
             )
         if header is None:
             header = [name.strip() for name in fields]
@@ -86,7 +86,7 @@ def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str,
             filled.update(place for place in unnamed if fields[place])
             if len(filled) > 1:
                 places = ", ".join(str(place + 1) for place in sorted(filled))
-                raise ValueError(f"{path}:{first}: columns {places} have text up to this row, but no name. Name them")
+                raise ValueError(f"{path}:{first}: columns {places} have text up to this row, but no name. Add names")
             yield {name: field for name, field in zip(header, fields, strict=True) if name or field}
     if header is None:
         raise ValueError(f"{path} is empty: the first line must name the columns")

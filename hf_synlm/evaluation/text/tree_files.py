@@ -175,7 +175,7 @@ class Proposals:
         if not trees:
             paths = ", ".join(file["path"] for file in self.files)
             raise ValueError(
-                f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or spell it as its trees do."
+                f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or spell it as in the trees."
             )
         return trees
 
@@ -200,7 +200,7 @@ class Proposals:
             if len(words) > 1:
                 raise ValueError(
                     f"trees of {sentence!r} split its words in {len(words)} ways, such as "
-                    f"{' | '.join(map(' '.join, sorted(words)[:2]))}. Take one"
+                    f"{' | '.join(map(' '.join, sorted(words)[:2]))}. Give trees that split the sentence in one way"
                 )
         found = {
             sentence: score_proposals(scorer, given[sentence][0].words, given[sentence])

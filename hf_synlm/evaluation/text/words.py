@@ -309,7 +309,9 @@ def _encode_leaves(
                 verbose=False,  # long texts are cut later, so do not warn
             )
         except Exception as error:  # tokenizers has no type of its own for a word that a vocabulary cannot write
-            raise ValueError(f"The tokenizer cannot write the text: {error}. Add an unknown token to it.") from error
+            raise ValueError(
+                f"The tokenizer cannot encode the text: {error}. If it has no unknown token, add one to the tokenizer."
+            ) from error
     classes = _classes_of_unknown_words(tokenizer)
     unknown = tokenizer.unk_token_id
     special = set() if unknown is None else set(tokenizer.all_special_ids) - {unknown}

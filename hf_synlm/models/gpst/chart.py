@@ -203,7 +203,7 @@ def plan_trees(spans: Sequence[Sequence[tuple[int, int]]], sentence_ids: Tensor)
     length_S = _sentence_lengths(starts_BT, sentence_ids != 0)
     for (row, start), length in zip(starts_BT.nonzero().tolist(), length_S.tolist(), strict=True):
         if length > 1 and (start, start + length) not in {(int(i), int(j)) for i, j in spans[row]}:
-            raise ValueError(f"spans of row {row} lack the root span {(start, start + length)}. Add it.")
+            raise ValueError(f"spans of row {row} lack the root span {(start, start + length)}. Add this span.")
     row, start, end, split = (torch.tensor(values, dtype=torch.long) for values in (rows, firsts, lasts, splits))
     return _finish_plan([Cells(row, start, end, split[:, None])], sentence_ids, starts_BT, length_S)
 

@@ -179,7 +179,7 @@ class GPSTConfig(SyntacticConfig):
         if value != self.num_hidden_layers:
             raise ValueError(
                 f"num_hidden_layers={value} is not the sum of num_type_layers {self.num_type_layers} and "
-                f"num_token_layers {self.num_token_layers}. Set these two."
+                f"num_token_layers {self.num_token_layers}. Set num_type_layers and num_token_layers instead."
             )
 
     def validate_architecture(self) -> None:

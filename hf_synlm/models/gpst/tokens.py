@@ -41,8 +41,8 @@ class ContextBatch:
             check_rows(mask, "attention_mask or sentence_ids")
         if longest > config.max_position_embeddings:
             raise ValueError(
-                f"A context of {longest} tokens does not fit max_position_embeddings="
-                f"{config.max_position_embeddings}. Shorten it."
+                f"A context of {longest} tokens does not fit "
+                f"max_position_embeddings={config.max_position_embeddings}. Shorten the context."
             )
         sentence_ids = mask.long() if sentence_ids is None else _number_runs(sentence_ids) * mask
         word_index = None

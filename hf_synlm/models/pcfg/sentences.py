@@ -67,5 +67,5 @@ def refuse_silent_words(config: PCFGConfig, input_ids: Tensor, columns: Tensor) 
         row, column = wrong.nonzero()[0].tolist()
         raise ValueError(
             f"Token {input_ids[row, column].item()} in row {row}, column {column} is a special token, not a word of "
-            "the grammar, so the sentence has probability 0. Leave it out of the sentence, or mask it."
+            "the grammar, so the sentence has probability 0. Leave this token out of the sentence, or mask it."
         )

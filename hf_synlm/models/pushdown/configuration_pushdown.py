@@ -80,7 +80,7 @@ class PushdownConfig(SyntacticConfig):
         if self.hidden_size % self.num_attention_heads or self.hidden_size % 2:
             raise ValueError(
                 f"hidden_size {self.hidden_size} must be even and a multiple of {self.num_attention_heads} heads. "
-                "Change one."
+                "Change one of the two."
             )
         for number in self.pushdown_layers or ():
             if not 0 <= number < self.num_hidden_layers:

@@ -190,8 +190,8 @@ class PushdownModel(TreeStates, PushdownPreTrainedModel):
 class PushdownForCausalLM(SyntacticGenerationMixin, PushdownPreTrainedModel):
     """Pushdown Layers with their heads: training objective, marginal next-token distribution, search.
 
-    A generated sentence ends with `eos_token_id`, after any word; the attachments make its tree, which is closed to the
-    right. Several histories of attachments may give one tree. In the `actions` of `parse` 0 is a word, and 1 + a its
+    A generated sentence ends with `eos_token_id`, after any word. The attachments make its tree, which is closed from
+    the right. So several derivations may give the same tree. In the `actions` of `parse` 0 is a word, and 1 + a its
     attachment to position a.
 
     Loss = language_model + attachment, the means of - log p over the labels and over the attachments.

@@ -147,7 +147,7 @@ class PushdownMachine(StackMachine):
         return log_probs.sum(1)
 
     def trees(self, nodes: Nodes) -> tuple[list[list[list[tuple[int, int]]]], None]:
-        """Spans of derivations [B, K, A]; constituents that are left on the stack close to the right."""
+        """Spans of derivations [B, K, A]; constituents left on the stack are closed from the right."""
         fields = (nodes.action.tolist(), nodes.start.tolist())
         return [[_tree(*parts) for parts in zip(*rows, strict=True)] for rows in zip(*fields, strict=True)], None
 

@@ -213,7 +213,7 @@ def _checked_plan(plan: RNNGPlan, actions: Tensor, mask: Tensor) -> RNNGPlan:
         taken, words = actions != 0, plan.word_row.bincount(minlength=len(mask))
         matches = torch.equal(actions[taken], plan.action) and torch.equal(words, mask.sum(1))
     if not matches:
-        raise ValueError("plan was made for other actions or tokens. Make it anew, or leave it out.")
+        raise ValueError("plan was made for other actions or tokens. Make the plan again, or leave it out.")
     return plan
 
 

@@ -178,10 +178,10 @@ class SpanParserForTokenClassification(AdapterMixin):
 
     def _check(self, num_words: Tensor, num_tokens: int) -> None:
         if int(num_words.min()) == 0:
-            raise ValueError(f"row {int(num_words.argmin())} of the batch has no word. Leave it out.")
+            raise ValueError(f"row {int(num_words.argmin())} of the batch has no word. Leave this row out.")
         most = self.config.max_position_embeddings
         if num_tokens + 2 > most:
-            raise ValueError(f"A sentence has {num_tokens} tokens, and the encoder reads {most - 2}. Shorten it.")
+            raise ValueError(f"A sentence has {num_tokens} tokens, and the encoder reads {most - 2}. Give fewer.")
 
     def _label_logits(self, left: Tensor, right: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Scores [B, P, Y] of spans, given A f and B f of all fence posts."""

@@ -57,7 +57,7 @@ def make_backbone(config: PreTrainedConfig) -> PreTrainedModel:
     """The decoder with random weights, without its embeddings of words, which are the Tree LM's."""
     backbone = AutoModel.from_config(config)
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
-        raise ValueError(f"{type(backbone).__name__} takes no position_ids, but a Tree LM gives them. Choose another.")
+        raise ValueError(f"{type(backbone).__name__} takes no position_ids, but a Tree LM does. Take another decoder.")
     backbone.set_input_embeddings(None)
     return backbone
 

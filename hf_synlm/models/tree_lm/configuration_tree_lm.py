@@ -154,6 +154,6 @@ class TreeLMConfig(LabeledTreeConfig):
             )
         if self.is_bottom_up and (self.structure_attention != "causal" or self.eos_token_id is None):
             raise ValueError(
-                f"linearization is {self.linearization!r}, structure_attention {self.structure_attention!r} and "
-                f"eos_token_id {self.eos_token_id}. Labels after words need 'causal' and an end token."
+                f"linearization={self.linearization!r} needs structure_attention='causal' and an end token, but has "
+                f"{self.structure_attention!r} and eos_token_id={self.eos_token_id}."
             )

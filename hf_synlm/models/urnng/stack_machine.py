@@ -36,7 +36,7 @@ class URNNGStackMachine(LevelMachine):
     ) -> tuple[NodePool, Tensor]:
         """The pool and the state after the begin token [B, 1]; raises ValueError for a context."""
         if context_sentence_ids is not None:
-            raise ValueError("context_sentence_ids: URNNG reads one sentence. Leave out the text before it.")
+            raise ValueError("context_sentence_ids: URNNG reads one sentence. Leave out the text before this sentence.")
         size, layers = self.config.hidden_size, self.config.num_layers
         features = {"constituent": (2 * size, self.dtype), "state": (2 * size * layers, self.dtype)}
         pool = NodePool(batch_size, {**features, "actions": (2, torch.float32)}, device)

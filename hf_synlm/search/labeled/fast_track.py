@@ -208,8 +208,8 @@ class FastTrackSearch(Search):
         check_count("fast_track_size", fast_track_size, least=0)
         if action_beam_size < num_beams:
             raise ValueError(
-                f"action_beam_size={action_beam_size} is smaller than num_beams={num_beams}, the number of derivations "
-                "kept after a word. Raise it."
+                f"action_beam_size={action_beam_size} is smaller than num_beams={num_beams}, the number of "
+                f"derivations kept after a word. Raise action_beam_size to {num_beams} or more."
             )
         self.machine, self.num_beams = machine, num_beams
         self.action_beam_size, self.fast_track_size = action_beam_size, fast_track_size

@@ -173,7 +173,7 @@ class LabeledStackMachine(StackMachine):
         """Note the attention entropy of every word, for models that attend to derivations."""
         raise ValueError(
             f"attention_entropy={kind!r} (--attention-entropy): {type(self.model).__name__} does not attend to "
-            "derivations. Leave it out, or choose a Tree LM or a Transformer Grammar."
+            "derivations. Leave this option out, or choose a Tree LM or a Transformer Grammar."
         )
 
     def _make_tables(self) -> None:

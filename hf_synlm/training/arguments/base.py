@@ -214,7 +214,7 @@ def check_overrides(config_class: type, overrides: Any, decided: Collection[str]
         if name not in types:
             raise ValueError(f"--config-overrides: {config_class.__name__} has no field {name!r}.")
         if name in decided:
-            raise ValueError(f"--config-overrides: {name} follows from tokenizer and data. Leave it out.")
+            raise ValueError(f"--config-overrides: {name} follows from tokenizer and data. Leave this field out.")
         checked[name] = float(value) if types[name] is float and isinstance(value, int) else value
     return checked
 

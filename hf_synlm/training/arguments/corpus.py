@@ -86,7 +86,7 @@ class CorpusArguments:
         """Check the values and name the files of the embedded corpus."""
         if is_saved_split(self.dataset_name) and self.train_split != "train":
             raise ValueError(
-                f"--train-split is {self.train_split!r}, but {self.dataset_name!r} has only one split. Leave it out."
+                f"--train-split is {self.train_split!r}, but {self.dataset_name!r} has one split. Omit --train-split."
             )
         if self.dataset_name is not None and self.train_files:
             raise ValueError("--dataset-name and --train-files are both given. Choose one source of text.")

@@ -112,7 +112,7 @@ class GlueArguments(TableArguments):
         if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
             raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file, too.")
         if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
-            raise ValueError("--text-columns names one or two columns of your own table. Leave it out.")
+            raise ValueError("--text-columns takes one or two columns of your own table, and none with --task-name.")
 
     def describe(self) -> str:
         """One sentence for the model card."""

@@ -69,7 +69,7 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
         )
     on_gpu = accelerator.device.type == "cuda"
     if precision == "tf32" and not on_gpu:
-        raise ValueError("precision is 'tf32', which only a GPU has. Leave it out, or give float32 or bf16.")
+        raise ValueError("precision is 'tf32', which only a GPU has. Leave precision out, or give float32 or bf16.")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on_gpu and precision != "float32"
     return accelerator
 
@@ -177,7 +177,7 @@ def load_pretrained(
     try:
         found, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
-        raise ValueError(f"model_name_or_path {name!r} is not a folder of a model or a model of the Hub.") from error
+        raise ValueError(f"model_name_or_path {name!r} is neither a model folder nor a model on the Hub.") from error
     wanted = model_class.config_class.model_type
     if found.get("model_type") != wanted:
         raise ValueError(
@@ -299,7 +299,7 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments, to_compi
     if arguments.torch_compile:
         if not to_compile:
             raise ValueError(
-                f"--torch-compile is set, but no part of {kind} is compiled by this program. Leave it out."
+                f"--torch-compile is set, but no part of {kind} is compiled by this program. Leave --torch-compile out."
             )
         for layer in to_compile:
             layer.compile(dynamic=True)

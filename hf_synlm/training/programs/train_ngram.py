@@ -37,7 +37,7 @@ def read_sentences(corpus: PreparedCorpus, begin_id: int, end_id: int, longest: 
                 ids.append(np.concatenate([[begin_id], sentence, [end_id]]))
                 places.append(np.arange(len(sentence) + 2))
     if not ids:
-        raise ValueError(f"All sentences are longer than --max-sentence-tokens {longest}. Raise it.")
+        raise ValueError(f"All sentences are longer than --max-sentence-tokens {longest}. Raise this limit.")
     return torch.from_numpy(np.concatenate(ids)).long(), torch.from_numpy(np.concatenate(places))
 
 

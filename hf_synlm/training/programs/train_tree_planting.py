@@ -45,7 +45,7 @@ def read_trees(path: str, dependencies: Mapping[str, Any]) -> Iterable[TreebankS
     if "structure" in dependencies or not holds_dependencies(path):
         return read_treebank(path, dependencies=dependencies)
     if unused := sorted({"labels", "nonprojective"} & {*dependencies}):
-        raise ValueError(f"tree_{unused[0]} belongs to constituents. Pass --tree-structure flat, or leave it out.")
+        raise ValueError(f"tree_{unused[0]} belongs to constituents. Pass --tree-structure flat, or omit this option.")
     sentences = read_conllu(path, dependencies.get("tokens", "surface"), invalid=dependencies.get("invalid", "refuse"))
     if dependencies.get("punctuation") != "remove":
         return sentences

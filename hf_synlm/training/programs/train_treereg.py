@@ -99,7 +99,7 @@ class ModelAndDataArguments(DependencyArguments):
             tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_name)
             if tokenizer.eos_token is None:
                 raise ValueError(
-                    f"The tokenizer {self.tokenizer_name!r} has no eos_token. Set it and save the tokenizer."
+                    f"The tokenizer {self.tokenizer_name!r} has no eos_token. Set eos_token and save the tokenizer."
                 )
         if tokenizer.bos_token is None:
             tokenizer.bos_token = tokenizer.eos_token
@@ -114,7 +114,7 @@ def control_trees(sentences: Sequence[Sentence], kind: str, seed: int) -> list[T
     """
     gold = [sentence for sentence in sentences if isinstance(sentence, TreebankSentence)]
     if len(gold) < len(sentences):
-        raise ValueError(f"--trees {kind} needs constituents. Pass --tree-structure flat, or leave it out.")
+        raise ValueError(f"--trees {kind} needs constituents. Pass --tree-structure flat, or leave --trees out.")
     draw, of_length = random.Random(seed), defaultdict[int, list[int]](list)
     for place, sentence in enumerate(gold):
         of_length[len(sentence.words)].append(place)

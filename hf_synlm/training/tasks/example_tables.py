@@ -81,7 +81,7 @@ def check_texts(table: Dataset, name: str, source: str) -> None:
     """Raise ValueError if a row of a column holds something else than text, or only white space."""
     for row, text in enumerate(table[name]):
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{source}: {name} of row {row} (counted from 0) is {text!r}. Remove it or fill it in.")
+            raise ValueError(f"{source}: {name} of row {row} (counted from 0) is {text!r}. Remove or fill this row.")
 
 
 class ExampleDataset(torch.utils.data.Dataset):

@@ -173,7 +173,7 @@ def encode_treebanks(
                     lambda ids: len(ids) <= limit, input_columns="input_ids", desc="dropping long sentences"
                 )
         if not len(table):
-            raise ValueError(f"All training sentences are longer than --max-sentence-tokens {limit}. Raise it.")
+            raise ValueError(f"All training sentences are longer than --max-sentence-tokens {limit}. Raise this limit.")
         parts.append(TreeDataset(table))
     return Splits(*parts)
 

@@ -54,10 +54,10 @@ class TreePlantingArguments:
             raise ValueError("The model returns no attention, so no tree can be planted in it. Choose another model.")
         layer = len(attentions) if self.planting_layer is None else self.planting_layer
         if layer > len(attentions):
-            raise ValueError(f"planting_layer is {layer}, but the model has {len(attentions)} layers. Choose one.")
+            raise ValueError(f"planting_layer is {layer}, but the layers are 1 to {len(attentions)}.")
         heads = attentions[layer - 1]
         if self.planting_head >= heads.shape[1]:
-            raise ValueError(f"planting_head is {self.planting_head}, but a layer has {heads.shape[1]} heads.")
+            raise ValueError(f"planting_head is {self.planting_head}, but the heads are 0 to {heads.shape[1] - 1}.")
         return heads[:, self.planting_head]
 
 

@@ -54,7 +54,7 @@ class TreeRegArguments:
     def __post_init__(self):
         """Check the values."""
         if not 0 < self.treereg_part <= 1:
-            raise ValueError(f"--treereg-part must be above 0 and at most 1 and is {self.treereg_part}.")
+            raise ValueError(f"--treereg-part is {self.treereg_part}. Give a number above 0 and at most 1.")
 
     def vectors(self, hidden_states: Sequence[Tensor]) -> Tensor:
         """The vectors [B, T, part of the width] that the loss reads, from all hidden states of a model."""

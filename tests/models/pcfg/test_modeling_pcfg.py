@@ -236,7 +236,7 @@ def test_one_word_is_no_sentence(name: str) -> None:
     both, one = (model(ids[rows], attention_mask=mask[rows], labels=labels[rows]) for rows in ([0, 1], [1]))
     torch.testing.assert_close(both.loss, one.loss)
     assert both.joint_log_prob.isneginf().tolist() == [True, False]
-    with pytest.raises(ValueError, match="No sentence counts, because all have one word or labels of -100"):
+    with pytest.raises(ValueError, match="No loss: all sentences have only one word"):
         model(ids[:1, :1], labels=ids[:1, :1])
 
 
@@ -400,7 +400,7 @@ REFUSED_BY_PARSE: list[tuple[dict[str, Any], str]] = [
     ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2. Give 1"),
     ({"num_return_sequences": 0, "method": "sample"}, "num_return_sequences is 0. Give 1"),
     ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, r"word_ends has shape \(1, 2\), input_ids \(1, 3\)"),
-    ({"word_ends": torch.tensor([[True, False, True]])}, "several tokens.*grammar is over words. Use its tokenizer"),
+    ({"word_ends": torch.tensor([[True, False, True]])}, "several tokens.*over words. Use the grammar's tokenizer"),
 ]
 
 
@@ -418,7 +418,7 @@ def test_the_best_derivation_needs_a_table(monkeypatch: Any) -> None:
 
 
 REFUSED_TEXTS: list[tuple[list[int], list[int] | None, str]] = [
-    ([5, PAD, 6], None, "Token 0 in row 0, column 1 is a special token.*Leave it out of the sentence, or mask it"),
+    ([5, PAD, 6], None, "Token 0 in row 0, column 1 is a special token.*Leave this token out"),
     ([5, BOS, 6], None, "Token 1 in row 0, column 1 is a special token"),
     ([5, 6, EOS, 7], None, "Row 0 of input_ids continues after its end token. Give one sentence per row"),
     ([BOS, EOS], None, "Row 0 of input_ids has no token"),
@@ -442,7 +442,7 @@ def test_what_forward_refuses() -> None:
         ({"labels": torch.tensor([[5, 6]])}, "labels"),
         (
             {"labels": ids, "latent_noise": torch.zeros(1, 4)},
-            r"latent_noise has shape \(1, 4\), but z of the batch \(1, 0\)",
+            r"latent_noise has shape \(1, 4\), but needs the shape of z, \(1, 0\)",
         ),
     ):
         refused(message, model, ids, **options)

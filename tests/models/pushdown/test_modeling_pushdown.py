@@ -48,9 +48,9 @@ def test_a_checkpoint_of_the_authors_becomes_a_folder(tmp_path: Path) -> None:
     weights, options = read_tensors("pushdown/01_random", "state"), meta["config"]
     with pytest.raises(ValueError, match="configuration lacks .end_word_id"):
         convert_state_dict("pushdown", weights, {k: v for k, v in options.items() if k != "end_word_id"})
-    with pytest.raises(ValueError, match="num_depths is 9 in the configuration and 50"):
+    with pytest.raises(ValueError, match="num_depths is 9 in the configuration, but 50"):
         convert_state_dict("pushdown", weights, {**options, "num_depths": 9})
-    with pytest.raises(ValueError, match=r"pushdown_layers is \[0\] in the configuration and"):
+    with pytest.raises(ValueError, match=r"pushdown_layers is \[0\] in the configuration, but"):
         convert_state_dict("pushdown", weights, {**options, "pushdown_layers": [0]})
     refused("model.more is", convert_state_dict, "pushdown", {**weights, "model.more": torch.zeros(1)}, options)
     with pytest.raises(ValueError, match="end_token_id 30. is also the begin, end or"):
