@@ -136,7 +136,7 @@ class Evil:
         (pickled(["<pad>", "<eos>"], module="vocabulary", name="CharVocabulary"), "CharVocabulary is not allowed"),
         (pickle.dumps({"words": {}}), "no attribute 'words'"),
         (b"no pickle", "is not a vocab.pkl"),
-        (pickled(["<eos>", "<pad>"]), "from <pad>, 0"),
+        (pickled(["<eos>", "<pad>"]), "does not begin with <pad> .0."),
         (pickled(["<pad>", "a"]), "lacks <eos>"),
         (pickled(["<pad>", "<eos>", "</s>"]), "another vocabulary"),
         (pickled(["<pad>", "<eos>", 3]), "another vocabulary"),  # type: ignore[list-item]
