@@ -190,7 +190,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
         if wrong := {name: value for name, value in ids.items() if not 0 <= value < self.vocab_size}:
             found = ", ".join(f"{name} {value}" for name, value in wrong.items())
             raise ValueError(
-                f"{found} is outside the vocabulary of {self.vocab_size} ids. Set {', '.join(wrong)} to ids of the "
+                f"{found}: not in the vocabulary of {self.vocab_size} ids. Set {', '.join(wrong)} to ids of the "
                 f"tokenizer, below vocab_size ({type(self).__name__}.from_tokenizer(tokenizer, ...) does this)."
             )
 

@@ -52,7 +52,7 @@ def test_some_places(name):
     assert [state is None for state in some] == [False] + [True] * (len(every) - 2) + [False]
     torch.testing.assert_close((some[0], some[-1]), (every[0], every[-1]))
     assert torch.equal(model(**inputs, output_hidden_states=1).hidden_states[1], every[1])
-    refused(f"no entry 9; this model has {len(every)}", model, **inputs, output_hidden_states=[9])
+    refused(f"names entry 9, but this model has {len(every)} entries", model, **inputs, output_hidden_states=[9])
 
 
 @pytest.mark.parametrize("name", RNNGS)

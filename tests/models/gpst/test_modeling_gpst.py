@@ -32,10 +32,12 @@ def tiny(cls=GPSTForCausalLM, **overrides):
 
 
 def test_special_ids_are_refused_together_and_told_apart():
-    refused("bos_token_id 50256, .*sep_token_id 50263: outside the .*from_tokenizer", GPSTConfig, vocab_size=8192)
-    with pytest.raises(ValueError, match=r"reduce_token_id 5 is bos_token_id, too.*from_tokenizer\(tokenizer"):
+    refused("bos_token_id 50256, .*sep_token_id 50263: not in the .*from_tokenizer", GPSTConfig, vocab_size=8192)
+    with pytest.raises(
+        ValueError, match=r"reduce_token_id 5 has the same id as bos_token_id.*from_tokenizer\(tokenizer"
+    ):
         GPSTConfig(**{**TINY, **{f"{role}_token_id": 5 for role in ("bos", "eos", "pad", "reduce", "cls", "sep")}})
-    refused("sep_token_id 5 is cls_token_id, too", GPSTConfig, **{**TINY, "cls_token_id": 5})
+    refused("sep_token_id 5 has the same id as cls_token_id", GPSTConfig, **{**TINY, "cls_token_id": 5})
     with pytest.raises(ValueError, match="hidden_size 90 is not a multiple of num_attention_heads 12. Change one"):
         GPSTConfig(**{**TINY, "hidden_size": 90, "num_attention_heads": 12})
 

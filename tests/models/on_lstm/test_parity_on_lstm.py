@@ -207,4 +207,4 @@ class TestConversion:
             refused(f"lacks .*'{name}'", convert_state_dict, "on_lstm", state, options)
         state, _, meta = files("syd_l4d2_tied")
         options = {key: value for key, value in meta["config"].items() if key != "l4d"}
-        refused("Give .l4d. and leave", convert_state_dict, "on_lstm", state, options)
+        refused("Add .l4d. to the configuration", convert_state_dict, "on_lstm", state, options)
