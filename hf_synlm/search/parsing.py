@@ -430,9 +430,8 @@ def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, 
         allowed = [(len(input_ids), columns + input_ids.shape[-1]) for columns in (0, cache.num_columns)]
         if tuple(attention_mask.shape) not in allowed:
             raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}, but input_ids has shape "
-                f"{tuple(input_ids.shape)} and the cache has {cache.num_columns} columns. Give one value per column "
-                "of input_ids, or of cache and input_ids together."
+                f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}, cache "
+                f"{cache.num_columns} columns. Give one value per column of input_ids, or of cache and input_ids."
             )
         attention_mask = attention_mask[:, -input_ids.shape[1] :]
     mask = checked_mask(config, input_ids, attention_mask)
