@@ -40,8 +40,8 @@ def read_state_dict(path: Path, remedy: str = _PLAIN) -> dict[str, Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a file that is not a checkpoint can fail anywhere in the unpickler
         raise ValueError(
-            f"{path} cannot be read as a file of tensors: {_reason(error)} Files with other pickled objects are "
-            f"refused; {remedy}"
+            f"{path} cannot be read as a file of tensors: {_reason(error)} Files with pickled objects other than "
+            f"tensors are refused; {remedy}"
         ) from error
     if isinstance(loaded, Mapping):
         loaded = loaded.get("state_dict", loaded.get("model_state_dict", loaded))
@@ -59,7 +59,7 @@ def _reason(error: Exception) -> str:
 def read_config(paths: Sequence[Path]) -> dict:
     """Read the authors' configuration: a JSON file, or for GPST `r2d2_config` and `gpt_config` in this order."""
     if not paths:
-        raise ValueError("A file of tensors has no configuration. Pass the authors' file by --config.")
+        raise ValueError("A file of tensors has no configuration. Pass the authors' configuration by --config.")
     sections = [read_json(path) for path in paths]
     if len(sections) == 1:
         return sections[0]

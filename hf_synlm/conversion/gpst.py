@@ -88,10 +88,10 @@ def gpst_config(original_config: Mapping[str, Any], surrogate: bool = True) -> G
     original_config = Options({_SECTIONS.get(name, name): value for name, value in original_config.items()})
     chart, gpt = Options(original_config["r2d2_config"]), Options(original_config["gpt_config"])
     if (chart.get("ext_vocab_size") or -1) > 0:
-        raise ValueError(f"ext_vocab_size {chart['ext_vocab_size']}: this library has no span vocabulary.")
+        raise ValueError(f"ext_vocab_size is {chart['ext_vocab_size']}, but this library has no span vocabulary.")
     for name in _REFUSED:
         if chart.get(name) or gpt.get(name):
-            raise ValueError(f"{name} is switched on in the original configuration, and this library does not have it.")
+            raise ValueError(f"{name} is switched on in the original configuration, but this library does not have it.")
     activation = gpt.get("activation_function", "gelu_new")
     ids = {"pad_token_id": chart.get("pad_token_id"), "reduce_token_id": chart["reduce_token_id"]}
     if surrogate and ids["reduce_token_id"] >= gpt["vocab_size"]:  # a mark that no text and no embedding has

@@ -90,9 +90,11 @@ def _supervision(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> d
                 "to the configuration, and delete 'un' there."
             )
         return {}
-    if split != (options.get("wds", "middle") != "no"):
-        found = "has" if split else "has no"
-        raise ValueError(f"wds is {options.get('wds', 'middle')!r}, but the checkpoint {found} split heads (fwh).")
+    if split != ((wds := options.get("wds", "middle")) != "no"):
+        needs, has = ("no split heads", "some") if split else ("split heads (fwh)", "none")
+        raise ValueError(
+            f"The configuration has wds = {wds!r}, which needs {needs}, but the checkpoint has {has}. Correct wds."
+        )
     return {
         "supervised_layers": [0, 2] if options["l4d"] == -1 else [options["l4d"]],
         "syntactic_distance_head": "split" if split else "shared",

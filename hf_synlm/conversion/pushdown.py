@@ -139,7 +139,7 @@ def read_vocabulary(path: Path) -> list[str]:
         ) from error
     is_vocabulary &= all(isinstance(piece, str) for piece in pieces) and not {"<s>", "</s>"} & set(pieces)
     if not is_vocabulary or pieces[:1] != ["<pad>"] or END_WORD not in words:
-        raise ValueError(f"{path} does not begin with <pad> (0), or it lacks {END_WORD}. Is it another vocabulary?")
+        raise ValueError(f"{path} must begin with <pad> (0) and contain {END_WORD}. Is the file another vocabulary?")
     return pieces
 
 

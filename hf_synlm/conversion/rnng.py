@@ -152,7 +152,7 @@ def rnng_config(tensors: Mapping[str, Tensor], original_config: Mapping[str, Any
     check_sizes(sizes, original_config)
     vocabulary = original_config.get("vocabulary")
     if vocabulary is not None and len(vocabulary) != vocab_size:
-        raise ValueError(f"The vocabulary holds {len(vocabulary)} tokens, but the checkpoint {vocab_size}.")
+        raise ValueError(f"The vocabulary holds {len(vocabulary)} tokens, but the checkpoint has {vocab_size}.")
     return RNNGConfig(
         **sizes,
         dropout=original_config.get("dropout", 0.3),

@@ -242,7 +242,7 @@ def _load_with_adapter(
     expected = {*lora, *(_PEFT_PREFIX + key for key in whole.saved_in_full(whole.state_dict()))}
     if set(saved) != expected:
         wrong = sorted(set(saved) ^ expected)
-        raise ValueError(f"{str(name)!r} lacks weights, or has others: {wrong[:3]}. Get the adapter again.")
+        raise ValueError(f"{str(name)!r} lacks weights, or has unknown weights: {wrong[:3]}. Get the adapter again.")
     weights = adapted.merge_and_unload().state_dict() if merge else plain
     loaded = cls.from_pretrained(None, *args, config=config, state_dict=weights, **kwargs)
     model = loaded[0] if isinstance(loaded, tuple) else loaded

@@ -191,7 +191,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
             found = ", ".join(f"{name} {value}" for name, value in wrong.items())
             raise ValueError(
                 f"{found}: not in the vocabulary of {self.vocab_size} ids. Set {', '.join(wrong)} to ids of the "
-                f"tokenizer, below vocab_size ({type(self).__name__}.from_tokenizer(tokenizer, ...) takes them)."
+                f"tokenizer, below vocab_size ({type(self).__name__}.from_tokenizer(tokenizer, ...) does this)."
             )
 
 

@@ -81,7 +81,7 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
             value = input_ids[outside][0].item()
             raise ValueError(
                 f"Token id {value} is outside the vocabulary ({config.vocab_size} ids). Is it the tokenizer of this "
-                f"model? If so, tokenizer.convert_ids_to_tokens({value}) shows the piece. Spell its word otherwise."
+                f"model? If so, tokenizer.convert_ids_to_tokens({value}) shows the piece. Respell the word."
             )
 
 

@@ -44,8 +44,8 @@ def check_hooks(kind: type) -> None:
             fits = False
         if not fits:
             raise ImportError(
-                f"This model was tested up to transformers {NEWEST_TRANSFORMERS}, and generate needs the method {name} "
-                f"of that version, which {transformers.__version__} has changed: "
+                f"This model was tested up to transformers {NEWEST_TRANSFORMERS}. Version {transformers.__version__} "
+                f"has changed the method {name}, which generate needs: "
                 f'pip install "transformers=={NEWEST_TRANSFORMERS}.*"'
             )
 

@@ -149,8 +149,8 @@ class JointDecoder:
         columns = self.offset[:, None] + torch.arange(text.ids.shape[1], device=ids.device)
         if config.return_dict_in_generate and bool(((text.columns != columns) & text.present).any()):
             raise ValueError(
-                "attention_mask leaves padding on the right of a prompt, or holes. Pad on the left, because spans "
-                "of trees are columns of the sequences."
+                "attention_mask shows padding on the right of a prompt or inside it. Pad only on the left, because "
+                "spans of trees are columns of the sequences."
             )
         self.state = read_text(prompt_search, state, text)
         total = self.state.scores.logsumexp(1, keepdim=True)

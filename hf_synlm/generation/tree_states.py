@@ -57,7 +57,7 @@ class FindsTrees:
         missing = [row for row, trees in enumerate(output.spans) if not trees]
         if missing:
             raise ValueError(
-                f"The search finds no tree of row {missing[0]}. Pass trees, or raise scoring_num_beams and "
+                f"The search finds no tree for row {missing[0]}. Pass trees, or raise scoring_num_beams and "
                 "action_beam_size of the configuration."
             )
         return output.actions[:, 0]
@@ -141,8 +141,8 @@ class TreeStates(FindsTrees):
         """
         if trees is None and not self.has_heads:
             raise ValueError(
-                f"{self.tree_field} are missing. Pass given trees, or trees that the method parse of the model "
-                f"around this {type(self).__name__} finds."
+                f"{self.tree_field} are missing. Pass given trees. Or call parse of the model around this "
+                f"{type(self).__name__}, and pass its trees."
             )
         given = self.given_or_best_trees(input_ids, attention_mask, trees, word_ends, output_hidden_states, kwargs)
         return self.states_of(given)

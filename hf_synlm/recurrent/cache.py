@@ -79,8 +79,8 @@ def segment_mask(
     if cache is not None and cache.is_initialized:
         if cache.batch_size != len(columns):
             raise ValueError(
-                f"past_key_values holds {cache.batch_size} rows and input_ids {len(columns)}. Pass the cache that "
-                "was returned for the same rows, or leave it out."
+                f"past_key_values holds {cache.batch_size} rows, but input_ids has {len(columns)}. Pass the cache "
+                "that was returned for the same rows, or leave past_key_values out."
             )
         both = (len(columns), cache.num_columns + columns.shape[-1])
         if attention_mask is not None and attention_mask.shape == both:

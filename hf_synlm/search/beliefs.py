@@ -56,7 +56,7 @@ class BeliefUpdates:
     def __init__(self, kind: str, order: float, ends: Tensor, num_beams: int) -> None:
         if kind not in ("old", "new") or not order >= 0:
             raise ValueError(
-                f"belief_update {(kind, order)} (--belief-update, --belief-order). Give old or new, and an order >= 0."
+                f"belief_update is {(kind, order)} (--belief-update, --belief-order). Give 'old' or 'new', order >= 0."
             )
         self.kind, self.order, self.num_beams, self.ends = kind, order, num_beams, ends
         self._starts = F.pad(ends[:, :-1], (1, 0), value=True)

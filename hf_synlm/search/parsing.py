@@ -64,7 +64,7 @@ def _split_inputs(
     of_text = mask & (context_sentence_ids == 0)
     descends = (context_sentence_ids < context_sentence_ids.cummax(1).values) | of_text.cummax(1).values
     if bool(((context_sentence_ids != 0) & (descends | (context_sentence_ids < 0))).any()):
-        raise ValueError("context_sentence_ids must number the sentences before a text 1, 2, .., and be 0 in the text")
+        raise ValueError("context_sentence_ids must be 1, 2, ... in the sentences before a text, and 0 in the text")
     return of_text, context_sentence_ids
 
 
@@ -162,7 +162,7 @@ def parse_with_search(
     state, text = start_state(search, input_ids, attention_mask, context_sentence_ids, bos_token_id)
     if context_sentence_ids is not None and min(text.lengths) == 0:
         raise ValueError(
-            f"context_sentence_ids: row {text.lengths.index(0)} has only context. Give the tokens to parse the number 0"
+            f"context_sentence_ids: row {text.lengths.index(0)} has only context. Write 0 at the tokens to parse"
         )
     check_rows(text.mask, may_be_empty=bos_token_id is not None)  # a lone begin token is the empty text
     if word_ends is not None:
@@ -430,15 +430,15 @@ def _new_columns(config: Any, input_ids: Tensor, attention_mask: Tensor | None, 
         allowed = [(len(input_ids), columns + input_ids.shape[-1]) for columns in (0, cache.num_columns)]
         if tuple(attention_mask.shape) not in allowed:
             raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)} after "
-                f"{cache.num_columns} columns in the cache. Give one value per new column, or per column so far."
+                f"attention_mask has shape {tuple(attention_mask.shape)}, input_ids {tuple(input_ids.shape)}, cache "
+                f"{cache.num_columns} columns. Give one value per column of input_ids, or of cache and input_ids."
             )
         attention_mask = attention_mask[:, -input_ids.shape[1] :]
     mask = checked_mask(config, input_ids, attention_mask)
     if cache.state is not None and cache.batch_size != len(input_ids):
         raise ValueError(
-            f"past_key_values holds {cache.batch_size} sentences, input_ids {len(input_ids)} rows. Expand the cache "
-            "with past_key_values.batch_repeat_interleave, or start without a cache."
+            f"past_key_values holds {cache.batch_size} sentences, but input_ids has {len(input_ids)} rows. Expand "
+            "the cache with past_key_values.batch_repeat_interleave, or start without a cache."
         )
     return mask
 

@@ -232,7 +232,7 @@ def test_code_in_a_pickle_never_runs(place: str, legacy: bool, authors_code: Non
         made.unlink()
     assert read_pickled_model(weights) is None
     message = fail(capsys, "convert", "pcfg", "--weights", weights, "--out", tmp_path / "out")
-    assert re.search("bad.pt cannot be read as a file of tensors: .*objects are refused", message)
+    assert re.search("bad.pt cannot be read as a file of tensors: .*tensors are refused", message)
     assert not made.exists() and not (tmp_path / "out").exists()
 
 
@@ -249,7 +249,7 @@ def test_other_files_are_left_to_their_reader(tmp_path: Path, capsys: pytest.Cap
     state, _, meta = read_case("pcfg/01_neural")
     torch.save(state, tmp_path / "plain.pt")
     (tmp_path / "text.pt").write_text("no tensors")
-    for name, message in (("plain.pt", "Pass the authors' file by --config"), ("text.pt", "text.pt cannot be read")):
+    for name, message in (("plain.pt", "authors' configuration by --config"), ("text.pt", "text.pt cannot be read")):
         assert read_pickled_model(tmp_path / name) is None
         assert message in fail(capsys, "convert", "pcfg", "--weights", tmp_path / name, "--out", tmp_path / "out")
     (tmp_path / "config.json").write_text(json.dumps(meta["config"]))

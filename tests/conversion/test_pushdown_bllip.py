@@ -97,7 +97,7 @@ def test_the_folder_reads_text(converted: Path, pair: Path, gpt2: PreTrainedToke
     (unknown,) = [token for token in tokenizer("We ask Z")["input_ids"] if token >= config.vocab_size]
     with pytest.raises(ValueError, match=f"Token id {unknown} is outside.*convert_ids_to_tokens.{unknown}.") as error:
         parse_sentences(model, tokenizer, ["We ask Z"])
-    assert "Spell its word otherwise" in str(error.value) and tokenizer.convert_ids_to_tokens(unknown) == "Z"
+    assert "Respell the word" in str(error.value) and tokenizer.convert_ids_to_tokens(unknown) == "Z"
     assert tokenizer.decode(tokenizer("Zürich, don’t")["input_ids"]) == "Zürich, don’t"  # no character is dropped
     for text, read in (("Did it?\nYes", "Did it?\nYes"), ("grow? ", "grow ? "), ("who?!", "who?!"), ("?", " ?")):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == read
@@ -136,8 +136,8 @@ class Evil:
         (pickled(["<pad>", "<eos>"], module="vocabulary", name="CharVocabulary"), "CharVocabulary is not allowed"),
         (pickle.dumps({"words": {}}), "no attribute 'words'"),
         (b"no pickle", "is not a vocab.pkl"),
-        (pickled(["<eos>", "<pad>"]), "does not begin with <pad> .0."),
-        (pickled(["<pad>", "a"]), "lacks <eos>"),
+        (pickled(["<eos>", "<pad>"]), "begin with <pad> .0."),
+        (pickled(["<pad>", "a"]), "contain <eos>"),
         (pickled(["<pad>", "<eos>", "</s>"]), "another vocabulary"),
         (pickled(["<pad>", "<eos>", 3]), "another vocabulary"),  # type: ignore[list-item]
     ],

@@ -244,7 +244,7 @@ def test_beliefs_are_of_equally_many_rows_on_every_device() -> None:
 def test_what_cannot_be_is_refused() -> None:
     ids = torch.tensor([[9, 8, 10]])
     for given in (("newest", 1.0), ("new", -1.0), ("old", math.nan)):
-        with pytest.raises(ValueError, match=rf"belief_update \('{given[0]}', {given[1]}\) \(--belief-update"):
+        with pytest.raises(ValueError, match=rf"belief_update is \('{given[0]}', {given[1]}\) \(--belief-update"):
             gpst().parse(ids, belief_update=given)
     with pytest.raises(ValueError, match="belief_update has shape"):
         gpst().parse(ids, belief_update=("new", 1.0, torch.ones(1, 2, dtype=torch.bool)))

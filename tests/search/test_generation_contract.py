@@ -142,7 +142,7 @@ def test_spans_are_columns_of_the_sequences(architecture, mode):
     refused(r"1 words were given. Pass one word per token, or .*parse_sentences", parsed.brackets, ["a"], 1)
     refused("one word per column", output.brackets, ["a"], 1)
     refused("Sequence 9 has no tree", output.brackets, columns, 9)
-    with pytest.raises(ValueError, match="Pad on the left|holes or padding|holes inside"):
+    with pytest.raises(ValueError, match="Pad only on the left|holes or padding|holes inside"):
         generate(model, ids.flip(1), attention_mask=mask.flip(1), return_dict_in_generate=True)
 
 

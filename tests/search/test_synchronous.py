@@ -247,7 +247,7 @@ def test_wrong_inputs_are_refused(model: GPSTForCausalLM) -> None:
     refused("65 tokens does not fit the 64 positions", parse, model, [9] * 65, 2)
     refused("only context", parse, model, [9, 9], 2, context_sentence_ids=torch.tensor([[1, 1]]))
     for context in ([0, 1, 0], [2, 1, 0], [-1, 0, 0]):
-        refused("before a text 1, 2", parse, model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([context]))
+        refused("must be 1, 2", parse, model, [9, 9, 9], 2, context_sentence_ids=torch.tensor([context]))
 
 
 def test_context_rows_are_independent(model: GPSTForCausalLM) -> None:

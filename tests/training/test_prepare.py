@@ -637,7 +637,7 @@ def test_other_programs_read_only_named_trees(tmp_path: Path) -> None:
     mine = write(tmp_path / "mine.mrg", "(S (PRP we) (VBP rest))\n")
     refused("No training text is named", DataArguments(validation_files=[mine]).sources, "train")
     refused("--train-files are not set, but other files are", SentenceFileArguments, validation_files=[mine])
-    refused("validation-trees is not set. Pass it", InductionArguments, train_trees=[mine])
+    refused("validation-trees is not set. Pass a treebank file with it", InductionArguments, train_trees=[mine])
     named = InductionArguments(train_trees=[mine], validation_trees=mine, test_trees=mine)
     assert list(named.sentences()) == [["we", "rest"]]
 

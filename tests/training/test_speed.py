@@ -111,7 +111,7 @@ def test_steps_are_profiled(tmp_path: Path) -> None:
     steps = {event["name"] for event in trace["traceEvents"] if event.get("name", "").startswith("ProfilerStep")}
     assert steps == {"ProfilerStep#3", "ProfilerStep#4"}
     assert "aten::" in (tmp_path / "profile" / "rank_0.txt").read_text()
-    with pytest.raises(ValueError, match="profile is 4, after 3 other steps, but the run has 6"):
+    with pytest.raises(ValueError, match="profile is 4, after 3 other steps, but the run has only 6"):
         TrainingArguments(output_dir="x", profile=4, max_train_steps=6).limit_steps()
 
 

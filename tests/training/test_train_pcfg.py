@@ -195,7 +195,7 @@ def test_the_curriculum_counts_words(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--tokenizer-type characters", "tokenizer-type is 'characters', but a PCFG reads words. Leave it out"),
+        ("--tokenizer-type characters", "tokenizer-type is 'characters', but a PCFG reads words. Leave this option"),
         ("--curriculum-words 2", "curriculum-words is 2, but the shortest training sentence has 3 words"),
         ("--parse-options methods=viterbi", "parse_options: methods: not an option of .*method, "),
         ("--parse-options method=search", "method 'search' is unknown"),

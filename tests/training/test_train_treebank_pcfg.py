@@ -206,6 +206,6 @@ def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     for flag, value, message in (
         ("--horizontal-order", "-1", "--horizontal-order: must not be negative and is -1"),
         ("--lexicon-smoothing", "0", "--lexicon-smoothing is 0.0 and must be finite and above 0"),
-        ("--tokenizer-name", "model_cards/rnng-mini", "splits words, but a PCFG reads words. Leave it out"),
+        ("--tokenizer-name", "model_cards/rnng-mini", "splits words, but a PCFG reads words. Leave this option out"),
     ):
         refused(message, train_treebank_pcfg.main, [flag, value, "--output-dir", str(tmp_path / "out")])

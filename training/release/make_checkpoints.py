@@ -190,7 +190,7 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
                 write_text(copy, json.dumps(content, ensure_ascii=False, separators=(",", ":")))
         size, limit = sum(file.stat().st_size for file in partial.rglob("*.*")), checkpoint["max_bytes"]
         if size >= limit:
-            raise ValueError(f"{name} has {size} bytes, of {limit} allowed. Make the model smaller.")
+            raise ValueError(f"{name} has {size} bytes, but only {limit} are allowed. Make the model smaller.")
         write_json(partial / "results" / "training.json", training)
 
 

@@ -24,7 +24,7 @@ from hf_synlm.search.labeled.fast_track import FastTrackSearch
 from hf_synlm.search.parsing import parse_with_search
 from hf_synlm.search.state import SyntacticCache
 
-_ONE_SENTENCE = "context_sentence_ids: {} reads one sentence; leave out what stands before it."
+_ONE_SENTENCE = "context_sentence_ids: {} reads one sentence. Leave out the text before this sentence."
 
 
 class LabeledTrees:

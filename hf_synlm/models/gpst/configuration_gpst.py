@@ -164,7 +164,7 @@ class GPSTConfig(SyntacticConfig):
     def __post_init__(self, **kwargs: Any):
         if "gptconfig" in kwargs:
             raise ValueError(
-                "This config.json (gptconfig, r2d2config) is one of davidarps/silm, whose model_type is gpst, too. "
+                "This config.json (gptconfig, r2d2config) comes from davidarps/silm, whose model_type is gpst, too. "
                 "Convert it: synlm convert gpst --weights FILE --config config.json --tokenizer FOLDER --out FOLDER."
             )
         super().__post_init__(**kwargs)
@@ -200,11 +200,11 @@ class GPSTConfig(SyntacticConfig):
             same = sorted(other for other in others if getattr(self, other) == getattr(self, name) is not None)
             if same:
                 raise ValueError(
-                    f"{name} {getattr(self, name)} has the same id as {same[0]}, and the model must tell them apart. "
+                    f"{name} {getattr(self, name)} has the same id as {same[0]}, but the model needs different ids. "
                     "Take all ids from the tokenizer: GPSTConfig.from_tokenizer(tokenizer, ...)."
                 )
         if self.document_end_token and self.eos_token_id is None:
-            raise ValueError("document_end_token=True needs an eos_token_id, and it is None. Set eos_token_id.")
+            raise ValueError("document_end_token=True needs an eos_token_id, which is None. Set eos_token_id.")
         if self.document_end_token and self.eos_token_id == self.pad_token_id:
             raise ValueError(
                 f"document_end_token=True needs a pad_token_id other than eos_token_id {self.eos_token_id}, because "

@@ -157,7 +157,7 @@ class _Run:
         """Refuse a second backward call: what the levels kept is freed one by one."""
         if self.consumed:
             raise RuntimeError(
-                "backward ran through this chart already. Its graph is freed level by level, even with "
+                "backward ran through this chart already. The graph of the chart is freed level by level, even with "
                 "retain_graph=True: add the losses before one backward call, or call forward again."
             )
         self.consumed = True

@@ -81,11 +81,11 @@ class ONLSTMConfig(AWDConfig, SyntacticDistanceConfig):
             if size == self.chunk_size:
                 raise ValueError(
                     f"chunk_size {self.chunk_size} is the width of a layer. With one chunk there is nothing to "
-                    "order, and the cell never changes. Use half of this width or less."
+                    "order, and the cell never changes. Set chunk_size to half of this width or less."
                 )
         self.check_regularization()
         self.check_choices(syntactic_distance_head=DISTANCE_HEADS)
         self.check_supervision()
         layers = self.supervised_layers
         if layers is not None and (not layers or sorted(set(layers) & set(range(self.num_layers))) != sorted(layers)):
-            raise ValueError(f"supervised_layers must be distinct numbers below {self.num_layers} and are {layers}.")
+            raise ValueError(f"supervised_layers must be different numbers below {self.num_layers} and are {layers}.")

@@ -89,7 +89,7 @@ class PaLMConfig(AWDConfig):
         self.check_finite("span_attention_weight")
         if self.span_attention and self.num_layers < 2:
             raise ValueError(
-                f"num_layers is {self.num_layers}, but the span attention lies between two layers. Use 2 layers or "
-                "more, or span_attention=False."
+                f"num_layers is {self.num_layers}, but the span attention lies between two layers. Set num_layers to "
+                "2 or more, or set span_attention=False."
             )
         self.check_choices(span_scores=SPAN_SCORES, input_activation=INPUT_ACTIVATIONS)

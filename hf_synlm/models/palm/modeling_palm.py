@@ -282,9 +282,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
             for span in pairs:
                 is_pair = len(span) == 2 and all(isinstance(x, int) for x in span)
                 if not (is_pair and span[0] < span[1] and 0 <= span[1] <= width):
-                    raise ValueError(
-                        f"{span!r} in row {row} is not a span (i, j) with i < j that ends in {width} columns."
-                    )
+                    raise ValueError(f"{span!r} in row {row} is not a span (i, j) with i < j <= {width}.")
 
     def parse(
         self,
@@ -321,7 +319,7 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         if method != "attention":
             raise ValueError(f"method {method!r} is unknown. Choose 'attention'.")
         if self.model.span_context is None:
-            raise ValueError("The model has span_attention=False and is an AWD-LSTM, without trees. Use a PaLM.")
+            raise ValueError("With span_attention=False, the model is an AWD-LSTM and has no trees. Use a PaLM.")
         return self.parse_text(input_ids, attention_mask, word_ends, self._read_trees)
 
     def _read_trees(self, output: PaLMModelOutput, starts: list[list[int]]) -> list[list[Span]]:

@@ -68,8 +68,8 @@ class PCFGCache(StateCache):
     def _mask(self, config: PCFGConfig, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         if len(input_ids) != self.batch_size:
             raise ValueError(
-                f"past_key_values holds {self.batch_size} rows and input_ids {len(input_ids)}. Pass the cache that "
-                "was returned for the same rows, or leave it out."
+                f"past_key_values holds {self.batch_size} rows, but input_ids has {len(input_ids)}. Pass the cache "
+                "that was returned for the same rows, or leave past_key_values out."
             )
         attention_mask = padding_mask(attention_mask)
         if attention_mask is None:

@@ -131,18 +131,18 @@ class PCFGConfig(SyntacticConfig):
             self.check_least(1, "encoder_embedding_size", "encoder_hidden_size")
         has_rank = self.grammar in ("tensor", "tensor_shared")
         if has_rank != (self.rank is not None):
-            need = "Give it a rank" if has_rank else "Leave rank out"
-            raise ValueError(f"rank is {self.rank} and grammar {self.grammar!r}. {need}.")
+            need = "Set rank to a number" if has_rank else "Leave rank out"
+            raise ValueError(f"rank is {self.rank}, but grammar is {self.grammar!r}. {need}.")
         if has_rank:
             self.check_least(1, "rank")
         if self.latent_size and self.grammar not in ("dense", "simple"):
             raise ValueError(
-                f"latent_size is {self.latent_size} and grammar {self.grammar!r}. Choose 'dense' or 'simple'."
+                f"latent_size {self.latent_size} needs grammar 'dense' or 'simple', but grammar is {self.grammar!r}."
             )
         most = self.num_nonterminals * (self.num_nonterminals + self.num_preterminals) ** 2
         if (self.grammar == "sparse") != (self.num_rules is not None) or not 1 <= (self.num_rules or 1) <= most:
-            need = f"Give it 1 to {most} rules" if self.grammar == "sparse" else "Leave num_rules out"
-            raise ValueError(f"num_rules is {self.num_rules} and grammar {self.grammar!r}. {need}.")
+            need = f"Set num_rules to 1 to {most}" if self.grammar == "sparse" else "Leave num_rules out"
+            raise ValueError(f"num_rules is {self.num_rules}, but grammar is {self.grammar!r}. {need}.")
         if self.symbols is not None and len(self.symbols) != self.num_nonterminals + self.num_preterminals:
             raise ValueError(f"{len(self.symbols)} symbols have names. Name all symbols (nonterminals first), or none.")
         if len(self.silent_ids) >= self.vocab_size:

@@ -340,7 +340,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         text = read_whole_rows(self.config, input_ids, attention_mask)
         counted = self._counted(input_ids, labels, text)
         if not counted.any():
-            raise ValueError("No loss: all sentences have only one word or labels of -100. Give longer sentences.")
+            raise ValueError("No loss: every sentence has one word or only labels of -100. Give longer sentences.")
         shape = (len(text.count), self.config.latent_size)
         if noise is not None and noise.shape != shape:
             raise ValueError(f"latent_noise has shape {tuple(noise.shape)}, but needs the shape of z, {shape}.")
@@ -371,7 +371,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         words = counted_words(input_ids, labels, text.mask).sum(1)
         if ((words > 0) & (words < text.count)).any():
             raise ValueError(
-                "labels are -100 at single words, but the loss is of whole sentences. Set all to -100, or none."
+                "Some labels of a sentence are -100, but the loss needs all. Set all labels to -100, or none."
             )
         return (words > 1).to(text.count.device)
 
@@ -471,7 +471,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
         text = read_whole_rows(self.config, input_ids, attention_mask)
         check_aligned(input_ids, word_ends=word_ends)
         if word_ends is not None and not bool(word_ends[text.mask].all()):
-            raise ValueError("A word has several tokens, but the grammar is over words. Use the grammar's tokenizer.")
+            raise ValueError("A word has several tokens, but the grammar reads words. Use the grammar's tokenizer.")
         with evaluation_mode(self):
             token_log_probs, whole = self._token_log_probs(text)
             output = self._parse(text, method, num_return_sequences, whole.isfinite())

@@ -117,7 +117,7 @@ class PRPNConfig(SyntacticDistanceConfig):
         self.check_sizes("num_slots")
         self.check_least(0, "num_lookback", "num_residual_blocks")
         if self.layer_size % 2:
-            raise ValueError(f"layer_size must be even and is {self.layer_size}, because each distance reads half.")
+            raise ValueError(f"layer_size {self.layer_size} must be even, because each distance reads half of it.")
         if not 0.0 < self.resolution <= 100.0:
             raise ValueError(f"resolution must be in (0, 100] and is {self.resolution}. (Distances lie in (0, 1).)")
         self.check_choices(gate=GATES, batch_norm_init=BATCH_NORM_INITS, parsing_network=PARSING_NETWORKS)

@@ -154,8 +154,8 @@ class PRPNModel(RecurrentNetwork, PRPNPreTrainedModel):
         rows = TokenRows(tokens_BT.t(), mask_BT is None or not (self.training and config.pad_aware_batch_norm))
         if self.training and len(rows) < 2:
             raise ValueError(
-                f"Batch normalization needs at least two tokens in training, and there are {len(rows)}. Give more "
-                "tokens, or call eval()."
+                f"Batch normalization needs at least two tokens in training, but the batch has {len(rows)}. Give "
+                "more tokens, or call eval()."
             )
         features_before, distances_before, *rest = state
         tapes, parser_state = rest[: config.num_layers], tuple(rest[config.num_layers :])

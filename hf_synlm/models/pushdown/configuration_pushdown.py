@@ -89,8 +89,8 @@ class PushdownConfig(SyntacticConfig):
                 )
         if self.end_token_id in {self.bos_token_id, self.eos_token_id, self.pad_token_id} - {None}:
             raise ValueError(
-                f"The end word (end_token_id {self.end_token_id}) is also the begin, end or padding token. Give it an "
-                "id of its own, or None if sentences have no such word."
+                f"The end word (end_token_id {self.end_token_id}) is also the begin, end or padding token. Set "
+                "end_token_id to an id of its own, or to None if sentences have no end word."
             )
 
     @property

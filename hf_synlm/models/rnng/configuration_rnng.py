@@ -86,4 +86,4 @@ class RNNGConfig(LabeledTreeConfig):
         self.check_choices(transition_system=TRANSITION_SYSTEMS, composition=COMPOSITIONS)
         self.check_search()
         if not self.tie_word_embeddings:
-            raise ValueError("tie_word_embeddings is False, but words have one matrix. Keep tie_word_embeddings=True.")
+            raise ValueError("tie_word_embeddings is False, but this model ties them. Set tie_word_embeddings=True.")

@@ -297,7 +297,7 @@ def _simulate(
         num_shifts = sequence.count(SHIFT)
         if num_shifts != num_words[row]:
             raise ValueError(
-                f"actions, row {row}: {num_shifts} SHIFT actions for {num_words[row]} tokens. Give one per token."
+                f"actions, row {row}: {num_shifts} SHIFT actions for {num_words[row]} tokens. Give one SHIFT per token."
             )
     return record
 

@@ -74,7 +74,7 @@ def run_backbone(
     longest = max_positions(backbone.config)
     if is_causal and mask.shape[2] > longest:
         raise ValueError(
-            f"A linearized tree has {mask.shape[2]} positions or more, and the backbone {longest}. Shorten the text."
+            f"A linearized tree has {mask.shape[2]} positions or more, the backbone only {longest}. Shorten the text."
         )
     seen = None
     if cache is not None or not is_causal:

@@ -145,7 +145,8 @@ class TreeLMConfig(LabeledTreeConfig):
             )
         if self.backbone_config is None and self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of 2 x {self.num_attention_heads} heads. Change one."
+                f"hidden_size {self.hidden_size} is not a multiple of 2 x {self.num_attention_heads} heads. Change "
+                "one of the two."
             )
         if not self.min_relative_position <= 0 <= self.max_relative_position:
             raise ValueError(
@@ -154,6 +155,6 @@ class TreeLMConfig(LabeledTreeConfig):
             )
         if self.is_bottom_up and (self.structure_attention != "causal" or self.eos_token_id is None):
             raise ValueError(
-                f"linearization={self.linearization!r} needs structure_attention='causal' and an end token, but has "
-                f"{self.structure_attention!r} and eos_token_id={self.eos_token_id}."
+                f"linearization={self.linearization!r} needs structure_attention='causal' and an eos_token_id, but "
+                f"structure_attention is {self.structure_attention!r} and eos_token_id is {self.eos_token_id}."
             )

@@ -63,4 +63,4 @@ class URNNGConfig(SyntacticConfig):
         self.check_least(1, "vocab_size", "hidden_size", "num_layers", "scoring_num_beams")
         self.check_finite("initializer_range", positive=True)
         if not self.tie_word_embeddings:
-            raise ValueError("tie_word_embeddings is False, but words have one matrix. Keep tie_word_embeddings=True.")
+            raise ValueError("tie_word_embeddings is False, but this model ties them. Set tie_word_embeddings=True.")

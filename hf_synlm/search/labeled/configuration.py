@@ -18,7 +18,7 @@ PTB_NONTERMINALS = (
 def check_labels(nonterminals: Sequence[str]) -> None:
     """Raise ValueError unless the labels of nonterminals are distinct words without brackets, at least one."""
     if not nonterminals or len(set(nonterminals)) < len(nonterminals):
-        raise ValueError(f"nonterminals must be distinct labels, at least one, and are {nonterminals}.")
+        raise ValueError(f"nonterminals are {nonterminals}. Give at least one label, and each label only once.")
     for label in nonterminals:
         if not label or set(label) & set("() \t\n"):
             raise ValueError(f"The nonterminal {label!r} is empty or holds brackets or white space. Rename it.")
@@ -94,5 +94,5 @@ class LabeledTreeConfig(SyntacticConfig):
         self.check_choices(loss_normalization=LOSS_NORMALIZATIONS, normalization=NORMALIZATIONS)
         self.check_choices(search_order=(None, "steps", "best_first"))
         if self.search_slack is not None and not self.search_slack > 0:
-            raise ValueError(f"search_slack is {self.search_slack}, in nats. Choose a positive number, or None.")
+            raise ValueError(f"search_slack is {self.search_slack} nats. Choose a positive number, or None.")
         check_labels(self.nonterminals)

@@ -41,8 +41,8 @@ class TrainingArguments:
     gradient_accumulation_steps: int = option(1, "Micro steps per optimizer step.", minimum=1)
     max_train_steps: int | None = option(
         None,
-        "Optimizer steps of the run. By default, --num-train-epochs decides, or the run has 1000 steps. With both, "
-        "the smaller number.",
+        "Optimizer steps of the run. By default, --num-train-epochs decides. Without both options, the run has 1000 "
+        "steps. With both, the smaller number of steps counts.",
         minimum=1,
     )
     max_tokens: int | None = option(
@@ -61,7 +61,7 @@ class TrainingArguments:
     learning_rate: float = option(5e-5, "Peak learning rate.", minimum=0)
     adam_beta1: float = option(0.9, "AdamW: decay of the first moment.")
     adam_beta2: float = option(0.999, "AdamW: decay of the second moment.")
-    adam_epsilon: float = option(1e-6, "AdamW: term in the denominator.")
+    adam_epsilon: float = option(1e-6, "AdamW: epsilon, added to the denominator.")
     adam_bias_correction: bool = option(True, "AdamW: use bias correction of the moments. GPST's authors do not.")
     weight_decay: float = option(0.0, "AdamW: weight decay of matrices. Biases and norms have none.", minimum=0)
     max_grad_norm: float = option(1.0, "Clip gradients to this norm. 0 turns this off.", minimum=0)
@@ -75,12 +75,12 @@ class TrainingArguments:
     precision: Literal["float32", "tf32", "bf16"] | None = option(
         None,
         "Precision of training. 'tf32' is float32 with products in TF32, on a GPU. 'bf16' is autocast to bfloat16. "
-        "By default, mixed_precision of accelerate decides. If that is no, a GPU uses tf32 and a CPU float32.",
+        "By default, mixed_precision of accelerate decides. If that is 'no', a GPU uses 'tf32', a CPU 'float32'.",
     )
     dataloader_num_workers: int | None = option(
         None,
-        "Processes that prepare batches, for each GPU. Default: 2 on a GPU. On a CPU it is 0, and the program "
-        "prepares them.",
+        "Processes that prepare batches, for each GPU. Default: 2 on a GPU. On a CPU, the default is 0: the main "
+        "process prepares batches.",
         minimum=0,
     )
     profile: int = option(
@@ -92,7 +92,7 @@ class TrainingArguments:
     checkpoints_total_limit: int = option(2, "Number of newest checkpoints to keep.", minimum=1)
     keep_at_words: str | None = option(
         None,
-        "Numbers of words, such as 1M,2M. When the run has read so many since step 0, it saves a checkpoint to keep.",
+        "Numbers of words, such as 1M,2M. After so many words since step 0, the run saves a checkpoint and keeps it.",
     )
     resume_from_checkpoint: str | None = option(
         None,
@@ -131,8 +131,8 @@ class TrainingArguments:
         self.max_train_steps = min(given, default=DEFAULT_STEPS)
         if self.profile and self.profile + STEPS_BEFORE_PROFILE > self.num_steps:
             raise ValueError(
-                f"profile is {self.profile}, after {STEPS_BEFORE_PROFILE} other steps, but the run has "
-                f"{self.num_steps}. Raise --max-train-steps or lower --profile."
+                f"--profile is {self.profile}, after {STEPS_BEFORE_PROFILE} other steps, but the run has only "
+                f"{self.num_steps} steps. Raise --max-train-steps or lower --profile."
             )
 
     @property
@@ -193,7 +193,7 @@ def refuse(arguments: Any, names: str, reason: str) -> None:
     for name in names.split():
         value = getattr(arguments, name)
         if value and value != getattr(type(arguments), name, None):
-            raise ValueError(f"{flag_of(name)} is {value!r}, {reason}. Leave it out.")
+            raise ValueError(f"{flag_of(name)} is {value!r}, {reason}. Leave this option out.")
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:

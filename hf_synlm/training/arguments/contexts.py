@@ -54,7 +54,7 @@ class DataArguments(CorpusArguments):
     verify_prepared: bool = option(False, "Check the checksums of the prepared text, not only its file sizes.")
     max_sentence_tokens: int | None = option(None, "Leave longer sentences out.")
     keep_words_together: bool = option(
-        False, "In training, forbid constituents that split words. The authors allow them."
+        False, "In training, forbid constituents that split words. The authors allow such constituents."
     )
     context_length: int = option(1024, "Largest number of tokens of a context.", minimum=1)
 
@@ -89,7 +89,7 @@ class EvaluationArguments:
     )
     report_punctuation: list[str] = option(
         ["remove", "keep"],
-        "How the final report treats punctuation. Name one or more of these. Each has its own baselines.",
+        "Ways in which the final report treats punctuation. Each way has its own baselines.",
         choices=list(PUNCTUATION),
     )
     max_tree_sentences: int | None = option(None, "Read only this many trees, from the beginning of a treebank.")

@@ -61,7 +61,7 @@ class CorpusArguments:
     train_files: list[str] = option(
         [], "Text files (blank lines separate documents), or tables (parquet, json, csv, tsv), or 'embedded'."
     )
-    validation_files: list[str] = option([], "The same for validation.")
+    validation_files: list[str] = option([], "Files for validation, in the same formats.")
     train_trees: list[str] = option(
         [], "Treebank files, or 'embedded'. Their words are training sentences. Their trees are not used."
     )
@@ -79,7 +79,7 @@ class CorpusArguments:
     )
     tokenizer_type: Literal["bpe", "wordpiece"] = option("bpe", "Tokenizer to train.")
     tokenizer_vocab_size: int = option(8192, "Vocabulary size of the tokenizer to train.")
-    tokenizer_min_frequency: int = option(2, "Smallest frequency of the pieces of the tokenizer to train.", minimum=1)
+    tokenizer_min_frequency: int = option(2, "Least frequency of a piece of the tokenizer to train.", minimum=1)
     preprocessing_num_workers: int = option(1, "Number of processes that encode text.", minimum=1)
 
     def __post_init__(self):

@@ -57,7 +57,7 @@ class TableArguments:
     """Tables of examples: a data set, or files."""
 
     dataset_name: str | None = option(
-        None, "Data set of the Hub, or a folder. Without data set and files, a task of GLUE reads nyu-mll/glue."
+        None, "Data set of the Hub, or a folder. If you name neither data set nor files, GLUE tasks read nyu-mll/glue."
     )
     dataset_config_name: str | None = option(
         None, "Configuration of the data set, such as 3.0.0. A task of GLUE needs none."
@@ -79,18 +79,18 @@ class GlueArguments(TableArguments):
     """The task and its files, with the columns of the task and `label`."""
 
     task_name: str | None = option(
-        None, "Task of GLUE, if it is not the task of your files: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli."
+        None, "Task of GLUE: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli. Default: the task of your files."
     )
     validation_mismatched_file: str | None = option(None, "For MNLI, the mismatched validation file.")
-    text_columns: list[str] = option([], "One or two columns of text. Usual names are found.")
+    text_columns: list[str] = option([], "One or two columns of text. Default: columns with usual names.")
     max_length: int = option(
         128,
-        "Longest input in tokens, at most the positions of the model. Of a pair, the longer text is cut.",
+        "Longest input in tokens, at most the positions of the model. In a pair of texts, the longer text is cut.",
         minimum=4,
     )
     max_train_tokens: int | None = option(
         None,
-        "Leave out training examples of more tokens. (The authors use 100 for QQP, and 150 for MNLI and QNLI.)",
+        "Leave out longer training examples. (The authors use 100 tokens for QQP, and 150 for MNLI and QNLI.)",
         minimum=1,
     )
     objective_weight: float | None = option(
@@ -112,7 +112,7 @@ class GlueArguments(TableArguments):
         if self.task_name == "mnli" and self.train_file is not None and self.validation_mismatched_file is None:
             raise ValueError("MNLI has two validation files. Pass --validation-mismatched-file, too.")
         if self.text_columns and (self.task_name is not None or len(self.text_columns) > 2):
-            raise ValueError("--text-columns takes one or two columns of your own table, and none with --task-name.")
+            raise ValueError("--text-columns takes one or two columns. Leave this option out with --task-name.")
 
     def describe(self) -> str:
         """One sentence for the model card."""
@@ -186,7 +186,7 @@ class DecodingArguments:
         None,
         "Options of `generate`, written like --config-overrides. The default is that of the paper, "
         "do_sample=true,top_k=2. For GPST it is do_sample=true,num_beams=2,top_k=0 (word-synchronous search draws "
-        "one of two hypotheses at every word). The paper's baseline w/o sync has num_beams=2,synchronous=false.",
+        "one of two hypotheses at every word). The paper's baseline 'w/o sync' has num_beams=2,synchronous=false.",
     )
     max_new_tokens: int | None = option(None, "Longest summary in tokens (default: max_target_length).", minimum=1)
     num_validation_summaries: int = option(
@@ -245,7 +245,7 @@ class InductionArguments:
             raise ValueError("No training sentences are named. Pass --train-trees or --train-files.")
         for name in ("validation_trees", "test_trees"):
             if not getattr(self, name):
-                raise ValueError(f"{flag_of(name)} is not set. Pass it with a treebank, or 'embedded'.")
+                raise ValueError(f"{flag_of(name)} is not set. Pass a treebank file with it, or 'embedded'.")
         resolve_files(self, train_trees="trees.train.txt")
         self.validation_trees = resolve_embedded(self.validation_trees, "trees.valid.txt")
         self.test_trees = resolve_embedded(self.test_trees, "trees.test.txt")

@@ -15,9 +15,9 @@ from hf_synlm.data.samples import EMBEDDED, resolve_embedded
 from hf_synlm.data.vocabulary import UnknownRule, word_tokenizer
 
 Sentences = Iterable[Sequence[str]]
-VOCAB_SIZE = "Largest number of token ids, special tokens and classes of unknown words included."
-MIN_FREQUENCY = "Rarer words (or characters) are unknown; 'bpe' makes no rarer pieces."
-UNKNOWN_WORDS = "Tokens of unknown words: a 'single' one, or classes by form."
+VOCAB_SIZE = "Largest number of token ids. Special tokens and classes of unknown words count, too."
+MIN_FREQUENCY = "Words (or characters) rarer than this are unknown. 'bpe' makes no pieces rarer than this."
+UNKNOWN_WORDS = "Tokens for unknown words: one token ('single'), or one for each class of word forms."
 
 
 def check_files(*paths: str) -> None:
@@ -105,7 +105,7 @@ class SentenceFileArguments(DependencyArguments):
         if not self.train_files:
             raise ValueError("--train-files are not set, but other files are. Pass --train-files, or no files.")
         if not self.validation_files:
-            raise ValueError("--validation-files are not set. Pass files that are not trained on.")
+            raise ValueError("--validation-files are not set. Pass other files than --train-files.")
 
     @property
     def reading(self) -> dict[str, Any]:

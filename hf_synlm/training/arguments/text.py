@@ -89,11 +89,11 @@ class StreamDataArguments(TextDataArguments):
 
     batching: Literal["stream", "sentences"] = option(
         "stream",
-        "'stream' reads running text, and each segment begins with the last state. 'sentences' reads each alone.",
+        "'stream' reads running text: each segment begins with the last state. 'sentences' reads each sentence alone.",
     )
     bptt: int = option(70, "Usual length of a segment in tokens.", minimum=1)
     variable_bptt: bool = option(
-        True, "Draw the length of training segments around bptt (or half of it), and scale the learning rate."
+        True, "Draw the length of training segments around bptt (or half of bptt), and scale the learning rate."
     )
     tree_supervision: bool = option(False, "Also learn distances (ON-LSTM, PRPN) or spans (PaLM) of gold trees.")
     binarized_spans: bool = option(False, "In PaLM, spans that binarization to the right adds are gold, too.")
@@ -264,7 +264,7 @@ class RecurrentTrainingArguments(TrainingArguments):
     without_layers = "gradient_checkpointing torch_compile"
 
     learning_rate: float = option(30.0, "Learning rate of the first phase.", minimum=0)
-    adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
+    adam_epsilon: float = option(1e-8, "Adam: epsilon, added to the denominator.")
     weight_decay: float = option(
         1.2e-6, "L2 penalty of all parameters. It is added to the gradients after clipping.", minimum=0
     )
@@ -308,7 +308,7 @@ class PCFGDataArguments(TextDataArguments):
         40, "Most words of a sentence after preprocessing. Longer sentences are left out.", minimum=1
     )
     tokenizer_vocab_size: int | None = option(
-        10_000, "Largest number of token ids, with special tokens and classes of unknown words."
+        10_000, "Largest number of token ids. Special tokens and classes of unknown words count, too."
     )
     batch_group_size: int = option(64, "Draw batches from so many sentences of similar length.", minimum=1)
 
@@ -344,7 +344,7 @@ class PCFGTrainingArguments(TrainingArguments):
     num_train_epochs: int = option(10, "Passes through the data. With 0, --max-train-steps decides.", minimum=0)
     learning_rate: float = option(1e-3, "Adam: learning rate.", minimum=0)
     adam_beta1: float = option(0.75, "Adam: decay of the first moment.")
-    adam_epsilon: float = option(1e-8, "Adam: term in the denominator.")
+    adam_epsilon: float = option(1e-8, "Adam: epsilon, added to the denominator.")
     max_grad_norm: float = option(3.0, "Clip gradients to this norm. 0 turns this off.", minimum=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = option(
         "constant", "Learning rate after the warm-up. linear and cosine decay to 0, constant does not decay."

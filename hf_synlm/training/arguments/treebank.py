@@ -38,11 +38,11 @@ class TreeDataArguments(BatchedFileArguments):
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     tokenizer_byte_fallback: bool = option(
         False,
-        "For 'bpe', add 256 tokens for bytes, which spell characters that the sentences lack. Then no word is unknown.",
+        "For 'bpe', add 256 byte tokens. They spell characters that the training sentences lack: no word is unknown.",
     )
     unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
     max_batch_actions: int = option(
-        26000, "Largest micro batch, as sentences times actions of the longest sentence.", minimum=1
+        26000, "Largest micro batch: sentences times actions of the longest sentence.", minimum=1
     )
     preprocessing_num_workers: int | None = option(None, "Processes that encode trees.")
 
@@ -98,8 +98,8 @@ class EvaluationArguments:
     )
     report_punctuation: list[str] = option(
         ["ignore"],
-        "How the final report treats punctuation. Name one or more of these. Give 'keep' if the tags are not Penn "
-        "Treebank tags. Each has its own baselines.",
+        "Ways in which the final report treats punctuation. Each way has its own baselines. Give 'keep' if the tags "
+        "are not Penn Treebank tags.",
         choices=list(PUNCTUATION),
     )
 
@@ -137,7 +137,7 @@ class TreeLMModelArguments(ModelArguments):
     backbone: str | None = option(
         None,
         "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...). Training begins with its weights and tokenizer. "
-        "With --model-name-or-path, it is the backbone of that adapter.",
+        "With --model-name-or-path, this decoder is the backbone of that adapter.",
     )
     backbone_name: str | None = option(
         None, "Hub name of the backbone, if --backbone is a folder. Other machines load it from there."
@@ -159,12 +159,12 @@ class TreeLMModelArguments(ModelArguments):
         if self.lora_r is None:
             refuse(self, LORA_OPTIONS, "which needs --lora-r")
         elif self.backbone is None or self.model_name_or_path is not None:
-            raise ValueError("lora_r needs the weights of a backbone. Pass --backbone, and no --model-name-or-path.")
+            raise ValueError("--lora-r needs the weights of a backbone. Pass --backbone, and no --model-name-or-path.")
         if self.backbone_name is not None:
             if self.backbone is None or is_folder(self.backbone_name):
                 raise ValueError(
-                    f"--backbone-name {self.backbone_name!r} must be OWNER/NAME of a backbone on the Hub, whose folder "
-                    "is passed by --backbone. Pass both, or neither."
+                    f"--backbone-name {self.backbone_name!r} must be OWNER/NAME on the Hub, and --backbone the "
+                    "folder of the same backbone. Pass both, or neither."
                 )
 
 
@@ -199,7 +199,7 @@ class VariationalArguments:
     kl_epochs: int = option(2, "Epochs in which the weight of the KL divergence rises from 0 to 1.", minimum=0)
     network_epochs: int = option(
         2,
-        "Epochs in which the inference network learns, too. (In the authors' program it is one epoch less.)",
+        "Epochs in which the inference network learns, too (one less than train_q_epochs of the authors' program).",
         minimum=0,
     )
     action_learning_rate: float = option(0.1, "Learning rate of the action head (SGD).")
@@ -263,7 +263,7 @@ class SpanDataArguments(BatchedFileArguments):
     """Treebanks, how often each is read, and the size of batches."""
 
     train_weights: list[float] = option(
-        [], "How often an epoch reads each of --train-files, such as 3 1 0.35. By default, each file is read once."
+        [], "How many times each file of --train-files is read per epoch, such as 3 1 0.35. By default, once."
     )
     max_batch_tokens: int = option(4096, "Largest padded size of a micro batch in tokens.", minimum=1)
     evaluation_sentences: int | None = option(
@@ -277,7 +277,7 @@ class SpanDataArguments(BatchedFileArguments):
         wrong = [weight for weight in self.train_weights if not 0 < weight < math.inf]
         if wrong or len(self.train_weights) != len(self.train_files):
             raise ValueError(
-                f"train_weights are {self.train_weights}. Give a positive number for each of --train-files."
+                f"--train-weights are {self.train_weights}. Give a positive number for each file of --train-files."
             )
 
     def read(self, files: list[str]) -> list[list[TreebankSentence]]:

@@ -79,8 +79,8 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, 
         accelerator.load_state(str(folder))
     except (OSError, RuntimeError, SafetensorError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"The checkpoint {folder} is damaged: {error}. Delete the folder. The run then resumes from the "
-            "checkpoint before, if there is one."
+            f"The checkpoint {folder} is damaged: {error}. Delete the folder. The run then resumes from the previous "
+            "checkpoint, if there is one."
         ) from error
     return state
 
@@ -100,8 +100,8 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     if changed:
         sizes = " (an older run without a size: --model-preset gpst-small)" * ("config.hidden_size" in names)
         raise ValueError(
-            f"{folder} was written with other settings or data: {', '.join(changed)}. Resume with the same ones{sizes}"
-            ", or start from step 0 with another --output-dir or with --overwrite-output-dir."
+            f"{folder} was written with other settings or data: {', '.join(changed)}. Resume with the same settings "
+            f"and data{sizes}, or start from step 0 with another --output-dir or with --overwrite-output-dir."
         )
     return state
 
@@ -222,7 +222,7 @@ class BestModel:
         if run.accelerator.is_main_process and file is not None and not file.is_file():
             if not (checkpoint / BEST_FILE).is_file():
                 raise ValueError(
-                    f"The best weights of the run are those of step {run.state.notes['best']['step']}, and "
+                    f"The best weights of the run are those of step {run.state.notes['best']['step']}, but "
                     f"{checkpoint / BEST_FILE} is missing. Copy the whole checkpoint, or resume from another "
                     "checkpoint."
                 )

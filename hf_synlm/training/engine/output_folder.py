@@ -137,7 +137,7 @@ def _find_start(output_dir: Path, wanted: str | None) -> Path | None:
     is_own = checkpoint.resolve().parent == output_dir.resolve()
     if not is_own and (is_finished or list_checkpoints(output_dir)):
         raise ValueError(
-            f"--resume-from-checkpoint names {checkpoint}, but {str(output_dir)!r} holds another run. Choose another "
+            f"--resume-from-checkpoint names {checkpoint}, but {str(output_dir)!r} holds another run. Change "
             "--output-dir."
         )
     warn(

@@ -95,9 +95,12 @@ class Recipe(ABC):
     def check(self) -> None:
         """Complete the arguments; raise ValueError if they exclude each other. Nothing has been written yet."""
         if self.needs_whole and self.accelerator.distributed_type == DistributedType.FSDP:
-            raise ValueError(f"FSDP shards the model, and {self.needs_whole} needs the whole model. Use DDP.")
+            raise ValueError(f"FSDP shards the model, but {self.needs_whole} needs the whole model. Use DDP.")
         if self.num_optimizers > 1 and self.accelerator.mixed_precision == "fp16":
-            raise ValueError("mixed_precision fp16 works with one optimizer, but this program has two. Use bf16 or no.")
+            raise ValueError(
+                "mixed_precision 'fp16' works only with one optimizer, but this program has two. Set "
+                "mixed_precision to 'bf16' or 'no'."
+            )
 
     @abstractmethod
     def load(self) -> PreTrainedModel:

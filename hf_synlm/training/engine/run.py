@@ -69,7 +69,7 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
         )
     on_gpu = accelerator.device.type == "cuda"
     if precision == "tf32" and not on_gpu:
-        raise ValueError("precision is 'tf32', which only a GPU has. Leave precision out, or give float32 or bf16.")
+        raise ValueError("precision is 'tf32', which only a GPU has. Leave it out, or give 'float32' or 'bf16'.")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = on_gpu and precision != "float32"
     return accelerator
 
@@ -291,10 +291,7 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments, to_compi
     kind = model.config.model_type
     if arguments.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
-            raise ValueError(
-                f"--gradient-checkpointing is set, but {kind} has no layers to recompute. "
-                "Give --gradient-checkpointing False."
-            )
+            raise ValueError(f"--gradient-checkpointing is set, but {kind} cannot recompute layers. Set it to False.")
         model.activation_checkpointing_enable()
     if arguments.torch_compile:
         if not to_compile:

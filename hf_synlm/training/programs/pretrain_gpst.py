@@ -68,8 +68,8 @@ def make_model(
     check_length(model.config, context_length, f"context_length {context_length}", remedy)
     if arguments.model_name_or_path and arguments.document_end_token != model.config.document_end_token:
         raise ValueError(
-            f"--document-end-token is {arguments.document_end_token}, and {model.config.document_end_token} in the "
-            "model of --model-name-or-path. Give the same value as the model."
+            f"--document-end-token is {arguments.document_end_token}, but it is {model.config.document_end_token} in "
+            "the model of --model-name-or-path. Give the same value as the model."
         )
     return model
 

@@ -31,7 +31,7 @@ def run(arguments: TreebankPCFGArguments) -> None:
     tokenizer = load_tokenizer(name) if name else arguments.make_tokenizer(words, end_token=True)
     ids = [encode_words(tokenizer, sentence)[0] for sentence in words]
     if any(len(tokens) != len(sentence) for tokens, sentence in zip(ids, words, strict=True)):
-        raise ValueError(f"--tokenizer-name {name!r} splits words, but a PCFG reads words. Leave it out.")
+        raise ValueError(f"--tokenizer-name {name!r} splits words, but a PCFG reads words. Leave this option out.")
     model = count_grammar(
         zip(train, ids, strict=True), arguments.horizontal_order, arguments.parent_annotation,
         arguments.lexicon_smoothing, vocab_size=len(tokenizer), text_style="treebank",

@@ -67,7 +67,7 @@ class ModelAndDataArguments(DependencyArguments):
     tokenizer_name: str | None = option(
         None, "Tokenizer of a new model, with an end token. By default, a tokenizer of word pieces is made."
     )
-    tokenizer_vocab_size: int = option(2000, "Size of the vocabulary of pieces that a new model gets.", minimum=1)
+    tokenizer_vocab_size: int = option(2000, "Vocabulary size of the tokenizer of a new model.", minimum=1)
     train_files: list[str] = option([EMBEDDED], "Treebanks to train on (default: the embedded one).")
     validation_files: list[str] = option([EMBEDDED], "Treebanks for validation (default: the embedded one).")
     max_words: int = option(100, "Leave longer sentences out.", minimum=1)

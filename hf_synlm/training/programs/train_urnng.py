@@ -157,7 +157,7 @@ class URNNGRecipe(TreebankRecipe):
         """Make an untrained model, or load the one to continue from."""
         ids = {key: getattr(self.tokenizer, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
         if ids["eos_token_id"] == ids["pad_token_id"]:
-            raise ValueError("The tokenizer's end token is its padding, too. Choose another --tokenizer-name.")
+            raise ValueError("The tokenizer's end token is also its padding token. Choose another --tokenizer-name.")
         return new_or_pretrained(self.model_arguments, self.tokenizer, ids)
 
     def load(self) -> PreTrainedModel:

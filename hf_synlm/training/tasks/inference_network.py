@@ -56,8 +56,8 @@ class InferenceNetwork(nn.Module):
         size = embedded.shape[1]
         if size > self.max_length:
             raise ValueError(
-                f"A sentence has {size} words, and the inference network reads {self.max_length}. Train the network "
-                "with a larger --max-sentence-tokens, or leave the sentence out."
+                f"A sentence has {size} words, but the inference network reads at most {self.max_length}. Train the "
+                "network with a larger --max-sentence-tokens, or leave the sentence out."
             )
         start, end = self.boundaries.expand(len(embedded), 2, -1).split(1, 1)
         column = torch.arange(size + 2, device=embedded.device)

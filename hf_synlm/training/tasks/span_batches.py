@@ -57,7 +57,7 @@ def labels_and_tags(sentences: Sequence[TreebankSentence]) -> dict[str, list[str
     counts = {"nonterminals": labels, "tags": Counter(tag for sentence in sentences for tag in sentence.tags)}
     kept = {kind: [name for name, n in count.most_common() if n >= LEAST] for kind, count in counts.items()}
     if not all(kept.values()):
-        raise ValueError(f"No label or no tag occurs {LEAST} times in the training trees. Give more trees.")
+        raise ValueError(f"The training trees are too few: no label, or no tag, occurs {LEAST} times. Give more trees.")
     return kept
 
 

@@ -48,7 +48,7 @@ class TreeRegArguments:
         minimum=0,
     )
     treereg_part: float = option(0.25, "Share of the dimensions that the loss reads, from the first dimension on.")
-    treereg_every: int = option(10, "Number of optimizer steps from one use of the loss to the next.", minimum=1)
+    treereg_every: int = option(10, "Use the loss in every N-th optimizer step. N is this number.", minimum=1)
     treereg_weight: float = option(1.0, "Factor of the loss. 0 trains a plain language model.", minimum=0)
 
     def __post_init__(self):
@@ -61,7 +61,7 @@ class TreeRegArguments:
         depth = len(hidden_states) - 1
         layer = round(0.75 * depth) if self.treereg_layer is None else self.treereg_layer
         if layer > depth:
-            raise ValueError(f"--treereg-layer is {layer}, but the model has {depth} layers. Choose one of them.")
+            raise ValueError(f"--treereg-layer is {layer}, but the model has {depth} layers. Give 0 to {depth}.")
         width = int(self.treereg_part * hidden_states[layer].shape[-1])
         return hidden_states[layer][..., :width]
 

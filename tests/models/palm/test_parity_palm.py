@@ -215,7 +215,7 @@ def test_number_of_spans_is_asked_for():
     others = {key: value for key, value in meta.items() if key not in ("max_span_length", "num_spans", "config")}
     for options, message in (
         ({}, "neither 'num_spans' nor 'max_span_length'"),
-        ({"num_spans": 5, "max_span_length": 20}, "do not agree"),
+        ({"num_spans": 5, "max_span_length": 20}, "must be num_spans"),
     ):
         refused(message, convert_palm, state, {**others, **options})
     model = convert_palm(state, {**others, "num_spans": 5, "max_span_length": 6, "kind": "palm-rb"})

@@ -236,7 +236,7 @@ def test_one_word_is_no_sentence(name: str) -> None:
     both, one = (model(ids[rows], attention_mask=mask[rows], labels=labels[rows]) for rows in ([0, 1], [1]))
     torch.testing.assert_close(both.loss, one.loss)
     assert both.joint_log_prob.isneginf().tolist() == [True, False]
-    with pytest.raises(ValueError, match="No loss: all sentences have only one word"):
+    with pytest.raises(ValueError, match="No loss: every sentence has one word"):
         model(ids[:1, :1], labels=ids[:1, :1])
 
 
@@ -259,7 +259,7 @@ def test_shifted_labels_are_labels(name: str) -> None:
         assert set(counts.values()) == {2 - len(left_out)}
         assert counts == model.count_loss_items(ids, attention_mask=mask, labels=labels)
     shifted[0, 2] = -100
-    refused("labels are -100 at single words", model, ids, mask, shift_labels=shifted)
+    refused("Some labels of a sentence are -100", model, ids, mask, shift_labels=shifted)
 
 
 # ----------------------------------------------------------------------------------------------------- latent vectors
@@ -400,7 +400,7 @@ REFUSED_BY_PARSE: list[tuple[dict[str, Any], str]] = [
     ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2. Give 1"),
     ({"num_return_sequences": 0, "method": "sample"}, "num_return_sequences is 0. Give 1"),
     ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, r"word_ends has shape \(1, 2\), input_ids \(1, 3\)"),
-    ({"word_ends": torch.tensor([[True, False, True]])}, "several tokens.*over words. Use the grammar's tokenizer"),
+    ({"word_ends": torch.tensor([[True, False, True]])}, "several tokens.*reads words. Use the grammar's tokenizer"),
 ]
 
 
@@ -438,7 +438,10 @@ def test_what_is_no_sentence(ids: list[int], mask: list[int] | None, message: st
 def test_what_forward_refuses() -> None:
     model, ids = tiny(), torch.tensor([[5, 6, 7]])
     for options, message in (
-        ({"labels": torch.tensor([[5, -100, 7]])}, "labels are -100 at single words.*Set all to -100, or none"),
+        (
+            {"labels": torch.tensor([[5, -100, 7]])},
+            "Some labels of a sentence are -100.*Set all labels to -100, or none",
+        ),
         ({"labels": torch.tensor([[5, 6]])}, "labels"),
         (
             {"labels": ids, "latent_noise": torch.zeros(1, 4)},
@@ -449,7 +452,7 @@ def test_what_forward_refuses() -> None:
     for name in ("inputs_embeds", "position_ids", "spans"):
         raised(TypeError, name, model, ids, **{name: torch.zeros(1)})
     refused("Token 1 in row 0, column 2 is a special token", model, torch.tensor([[5, 6, BOS]]), use_cache=True)
-    with pytest.raises(ValueError, match="past_key_values holds 1 rows and input_ids 2"):
+    with pytest.raises(ValueError, match="past_key_values holds 1 rows, but input_ids has 2"):
         model(ids.repeat(2, 1), past_key_values=model(ids, use_cache=True).past_key_values)
 
 

@@ -122,7 +122,7 @@ class TestForward:
         assert everything.loss.item() == pytest.approx(losses[1], rel=1e-5)
 
     def test_one_token_trains_nothing(self):
-        with pytest.raises(ValueError, match="at least two tokens in training, and there are 1"):
+        with pytest.raises(ValueError, match="at least two tokens in training, but the batch has 1"):
             tiny().train()(torch.tensor([[5, 6]]), attention_mask=torch.tensor([[1, 0]]))
 
 
