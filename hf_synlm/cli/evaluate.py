@@ -80,7 +80,7 @@ class InputOptions(options.TreebankReading):
     punctuation_by: options.PunctuationBy = "tag"
 
     def items(self, texts: Path) -> tuple[list[TextItem], dict[str, Any]]:
-        """Read the texts. Also return what results state about the reading."""
+        """Read the texts. Also return how the texts were read, for the result."""
         given = options.differing(self, InputOptions(file_format=self.file_format))
         of_text = ("text_column", "split_sentences")
         if self.file_format == "treebank":
@@ -128,7 +128,7 @@ def perplexity(
         from hf_synlm.evaluation.text.tree_files import evaluate_proposals
 
         if context != "sentence":
-            raise ValueError(f"--context {context}: --proposals read each sentence alone. Leave --context out")
+            raise ValueError(f"--context {context}: --proposals reads each sentence alone. Leave --context out")
         return outputs.report(evaluate_proposals(scoring.scorer(model), items, trees, **how), out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 
@@ -144,13 +144,13 @@ def _say_odd_scores(scores: Mapping[str, float]) -> None:
     share = scores["unknown_words"] / max(1, scores["words"])
     if share > 0.1:
         outputs.say(
-            f"{share:.0%} of the words are unknown to the model and count as a class of words: its perplexity does not "
-            "compare with that of a model with another vocabulary"
+            f"{share:.0%} of the words are unknown to the model and count as a class of words. So do not compare "
+            "this perplexity with that of a model with another vocabulary"
         )
     if scores["bits_per_token"] < math.inf == scores.get("bits_per_token_with_end"):
         outputs.say(
-            "scores with ends are infinite: by this model some sentences cannot end where they do (a PCFG has none of "
-            "one word). Leave these sentences out to get them"
+            "scores with ends are infinite, because this model gives some sentences the probability 0 (a PCFG has "
+            "no sentence of one word). Leave these sentences out to get finite scores"
         )
 
 
@@ -166,8 +166,9 @@ def syntaxgym(
 ) -> None:
     """Measure accuracy on SyntaxGym's test suites, with the means that papers report.
 
-    mean_31_suites averages the suites of Hu et al. 2020, mean_6_circuits their circuits (what most papers call SG
-    score). The suites are not part of this package. Get them from cpllab/syntactic-generalization.
+    mean_31_suites is the mean over the suites of Hu et al. 2020. mean_6_circuits is the mean over their circuits, which
+    most papers call the SG score. The suites are not part of this package. Get them from
+    cpllab/syntactic-generalization.
 
     Examples:
         synlm evaluate syntaxgym test_suites/json --model model_cards/gpst-tiny --num-beams 300 --out sg.json
@@ -221,7 +222,7 @@ def pairs(
     bad_column: str = option("Column of the other sentences.", default="sentence_bad"),
     group_column: str | None = option("Column that groups the pairs; the result has one score per group."),
 ) -> None:
-    """Share of minimal pairs for which the model assigns a higher probability to the better sentence.
+    """Compute the share of minimal pairs in which the better sentence has the higher probability.
 
     The pairs may be the templates of Marvin and Linzen 2018, for example, or your own stimuli.
 
@@ -282,8 +283,9 @@ def plot(
 
     Several runs of one model (--label) become one bar, which shows their mean and standard deviation. Right-branching
     trees are shown beside F1, and a line marks chance for minimal pairs. For a result of `evaluate reading`, the figure
-    shows the interval of every predictor, and its effects by lag. For a table, the words of a text with the same --x
-    become one value. This is the sum of their surprisals, or the mean of a measure such as entropy. Needs matplotlib.
+    shows every predictor with its interval and its effects by lag. In a table, the words of a text that have the same
+    value of --x become one value: the sum of their surprisals, or the mean of another measure, such as entropy. Needs
+    matplotlib.
 
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
@@ -292,10 +294,10 @@ def plot(
     outputs.check_out(out, overwrite, *results, check=outputs.check_picture)
     is_table = results[0].suffix.lower() == ".tsv"
     if x is not None and not is_table:
-        raise ValueError(f"{results[0]}: --x needs a table of `synlm surprisal` with the ending .tsv")
+        raise ValueError(f"{results[0]} is not a table for --x. Give a table of `synlm surprisal` that ends in .tsv")
     if (is_table and (x is None or len(results) > 1 or label)) or (by and x is None):
         raise ValueError(
-            "a table of `synlm surprisal` (.tsv) is drawn alone, with --x COLUMN, without --label. --by needs --x, too"
+            "draw a table of `synlm surprisal` (.tsv) alone, with --x COLUMN, without --label. --by also needs --x"
         )
     if x is not None:
         _plot_regions(results[0], out, x, by, score)
@@ -306,7 +308,7 @@ def plot(
         return outputs.say(f"wrote {out}")
     labels = label or _names(results)
     if len(labels) != len(results):
-        raise ValueError(f"{len(labels)} labels for {len(results)} files. Give one for each file, or omit --label")
+        raise ValueError(f"{len(labels)} labels for {len(results)} files. Give one --label for each file, or none")
     names, means, deviations = scores_of_groups(loaded, labels, score or [])
     runs = {name: labels.count(name) for name in means}
     named = ", ".join(name if count == 1 else f"{name} ({count} runs)" for name, count in runs.items())
@@ -369,7 +371,7 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
         "and sentence_id.",
     )
     if not score and measured[1:]:
-        outputs.say(f"drawn: {names[0]}. --score chooses another of {', '.join(measured)}")
+        outputs.say(f"the picture shows {names[0]}. --score chooses another score: {', '.join(measured)}")
     table = pandas.DataFrame(rows).assign(own=lambda rows: rows.get("file", "") + rows["item"])
     places, drawn, titles = list(table[x].unique()), dict[str, list[tuple[float, float]]](), list[str]()
     for name in names:

@@ -80,7 +80,10 @@ class CountingOptions(options.TreebankReading):
         return {**self.reading(), "keep_functions": self.convention == "evalb"}
 
     def predicted(self) -> dict[str, Any]:
-        """Options for reading predicted trees. They remove punctuation of dependencies if gold trees lose it by tag."""
+        """Options for reading predicted trees.
+
+        If gold trees lose punctuation by tag, predicted dependencies lose it, too.
+        """
         reading = self.reading_all()
         if self.treatment == "remove" and self.punctuation_by == "tag":
             reading["dependencies"] = {**reading.get("dependencies", {}), "punctuation": "remove"}
@@ -97,7 +100,7 @@ class CountingOptions(options.TreebankReading):
         return partial(evaluate_files, gold, parameters=counted, max_sentences=limit) if is_read else None
 
     def describe(self, rule: ParsingConvention | EvalbParameters, bank: "Treebank") -> dict[str, Any]:
-        """The options in the words of the result."""
+        """The options as the result describes them."""
         punctuation = bank.convention
         if isinstance(rule, ParsingConvention):
             convention = rule.describe()
@@ -131,7 +134,7 @@ class CountingByConventions(CountingOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AveragingOptions:
-    """Which trees are scored of several ones, and where they are written."""
+    """Whether several trees are averaged, and where trees are written."""
 
     consensus: bool = option(
         "Score the average of the --trees, too: the trees that have most in common with all of them. With "
@@ -144,7 +147,7 @@ class AveragingOptions:
     )
 
     def write(self, sentences: Sequence[ParsedSentence]) -> None:
-        """If a file is given, write one line per sentence with its best tree. It is blank if there is no tree."""
+        """If a file is given, write the best tree of each sentence on one line. Without a tree, the line is blank."""
         if self.save_trees is not None:
             write_text(self.save_trees, "".join(f"{line}\n" for line in lines_of_parses(sentences)))
             outputs.say(f"wrote {self.save_trees}")
@@ -189,8 +192,8 @@ def parsing(
     It also reports the F1 of trees that need no model, such as right-branching ones. It reports recall by label, and
     the width, height, depth and branching of the trees. With several --trees it reports the agreement of the runs,
     which is the F1 between every two of them. All numbers are in percent. With several --model or --convention it
-    prints one table instead. The table has the F1 of all models and of right branching by all conventions. It also
-    tests each difference in sentence F1 (see `compare`). Each model is loaded once.
+    prints one table instead. The table has the F1 of each model and of right-branching trees, by each convention. It
+    also tests each difference in sentence F1 (see `compare`). Each model is loaded once.
 
     Examples:
         synlm evaluate parsing --treebank hf_synlm/data/samples/trees.test.txt --limit 50 --model model_cards/gpst-tiny
@@ -206,9 +209,9 @@ def parsing(
     )
     if bool(models) == bool(files):
         raise ValueError(
-            "give either --model to parse the treebank, or --trees. For both, save the model's trees first (--model M "
-            "--save-trees m.mrg), then give --trees own.mrg --trees m.mrg; with punctuation, add --punctuation ignore "
-            "to both commands"
+            "give either --model to parse the treebank, or --trees. To score both, first save the model's trees "
+            "(--model M --save-trees m.mrg). Then give --trees own.mrg --trees m.mrg. If the trees have "
+            "punctuation, add --punctuation ignore to both commands"
         )
     options.refuse_repeated("--trees", files)
     options.refuse_repeated("--model", models)
@@ -223,7 +226,7 @@ def parsing(
     data = {"files": describe_files([treebank, *files, *filter(None, [counting.parameters])])}
     if len(models) > 1 or len(cases) > 1:
         if given.consensus or given.save_trees is not None:
-            raise ValueError("--consensus and --save-trees take one model and one convention. Give one of each")
+            raise ValueError("--consensus and --save-trees take one --model and one --convention. Give one of each")
         return outputs.report(_tabulate(cases, models, parsing, data), out, style=style)
     score = partial(_evaluate_model, *parsing.by_model(models).popitem()) if models else _evaluate_runs
     outputs.report(score(cases[0], given, data), out, style=style)
@@ -236,7 +239,7 @@ def _tabulate(
     from hf_synlm.evaluation.trees.treebank_reports import report_conventions
 
     if parsing.cache is not None and len(models) > 1:
-        raise ValueError(f"--cache {parsing.cache} holds trees of one model. Leave it out, or give one --model")
+        raise ValueError(f"--cache {parsing.cache} holds trees of one model. Leave --cache out, or give one --model")
     described, methods = [], {}
     for model, own in parsing.by_model(models).items():
         from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
@@ -244,7 +247,7 @@ def _tabulate(
         scorer = own.scorer(model)
         scored = [case for case in cases if not _needs_labels(scorer, case.rule)]
         if len(scored) < len(cases):
-            outputs.say(f"evalb: {scorer.name} gives trees without labels and has no score (--unlabeled)")
+            outputs.say(f"evalb: {scorer.name} has no score, because its trees have no labels (add --unlabeled)")
         if not scored:
             continue
         words = list({tuple(case.bank.words[number]): 0 for case in cases for number in case.numbers()})
@@ -259,7 +262,7 @@ def _tabulate(
         described.append({**scorer.describe(), "options": used})
         methods[scorer.name] = estimate_of("parsing", used)
     if models and not methods:
-        raise ValueError("no model gives trees with labels. Score their trees unlabeled (--unlabeled)")
+        raise ValueError("no model gives trees with labels. Add --unlabeled to score trees without labels")
     outputs.leave_output_to_first_process()
     for case in cases:
         for name, run in list(case.runs.items()) if isinstance(case.rule, EvalbParameters) else ():
@@ -347,7 +350,7 @@ def _evaluate_model(
     more = {"num_return_sequences": parsing.beam(scorer.model) if given.consensus else None}
     if _needs_labels(scorer, case.rule):
         name = scorer.model.config.model_type
-        raise ValueError(f"{name} gives trees without labels. Score them unlabeled (--unlabeled)")
+        raise ValueError(f"{name} gives trees without labels. Add --unlabeled to score them")
     numbers, bank = case.numbers(), case.bank.select(case.numbers())
     start, bar = time.perf_counter(), f"parse: {scorer.name}"
     parsed = parse_sentences(
@@ -403,7 +406,7 @@ def compare(
         raise ValueError(f"{first} is given twice. Give the trees of two parsers")
     rule, bank = counting.rule(), counting.treebank(treebank, limit)
     if isinstance(rule, EvalbParameters):
-        raise ValueError("--convention evalb compares no two parsers. Choose a convention of unlabeled F1")
+        raise ValueError("--convention evalb cannot compare two parsers. Choose a convention of unlabeled F1")
     reading = counting.predicted()
     parses = {str(path): options.read_trees(path, tree_style, **reading)[:limit] for path in (first, second)}
     scores, tables = report_comparison(bank, parses, rule)
@@ -424,8 +427,8 @@ def _say_missing(case: _Case) -> None:
         missing = sum(not run[number].hypotheses for number in numbers)
         if missing:
             outputs.say(
-                f"{name} has no tree for {missing} of {plural(len(numbers), 'sentence')}, which count as sentences "
-                "without brackets: were they left out by another convention when they were saved?"
+                f"{name} has no tree for {missing} of {plural(len(numbers), 'sentence')}. These count as sentences "
+                "without brackets. Check whether another convention left them out when the trees were saved"
             )
 
 
@@ -435,6 +438,6 @@ def _say_roots(gold: Path, test: Path) -> None:
     if have[0] != have[1]:
         path = gold if have[0] else test
         outputs.say(
-            f"only {path} has brackets without a label around its trees, ( (S ...)): EVALB counts them, as "
-            "constituents that the other file lacks. `synlm treebank` takes them away"
+            f"only {path} has brackets without a label around its trees: ( (S ...)). EVALB counts these brackets as "
+            "constituents, and the other file lacks them. `synlm treebank` removes them"
         )

@@ -24,9 +24,9 @@ def grammar(
 
     Symbols have the names that `synlm parse --method viterbi` prints. NT3 is a nonterminal. T17 is a preterminal, shown
     with its likeliest words. Each rule has its probability given the parent. Symbols are sorted by their mean number of
-    uses in a derivation. Growth compares a deep level of a derivation with the level above. It is the ratio of their
-    numbers of nonterminals. If it is 1 or more, derivations may never end. Then only the first 20 levels count for the
-    uses. For a compound grammar, z is 0, the mean of the prior.
+    uses in a derivation. Growth is the number of nonterminals in a deep level of a derivation, divided by the number in
+    the level above. If growth is 1 or more, derivations may never end. Then uses are counted only in the first 20
+    levels. For a compound grammar, z is 0, the mean of the prior.
 
     Examples:
         synlm grammar runs/pcfg
@@ -47,7 +47,7 @@ def grammar(
         num_preterminals=preterminals,
     )
     if loaded.config.is_compound:
-        outputs.say("every sentence has a grammar of its own; this is the one of z = 0, the mean of the prior")
+        outputs.say("every sentence has a grammar of its own; this is the grammar for z = 0, the mean of the prior")
     if style == "json":
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2, ensure_ascii=False))
     else:

@@ -56,7 +56,7 @@ def convert(
     """
     configs = config or []
     if not configs and vocabulary is None and architecture != "pcfg":
-        raise ValueError("give --config, or for pushdown --vocabulary")
+        raise ValueError("give --config, or --vocabulary for pushdown")
     outputs.check_out(out, overwrite, weights, *configs, vocabulary, model=tokenizer, **FOLDER)
     from hf_synlm.conversion.files import convert_files
     from hf_synlm.hub.loading import load_tokenizer
@@ -212,8 +212,8 @@ def _stated_facts(
         facts.pop("tree", None)
     if any(left_out) and not measured:
         outputs.say(
-            "The card is without the results of card.yaml, which are those of the weights as they were saved. Evaluate "
-            "the copy, and name the result files by --results."
+            "The card leaves out the results in card.yaml, because they were measured on the weights before this "
+            "export. Evaluate the copy, and name the result files by --results."
         )
     elif is_cast and known is None and text is not None and not given:
         outputs.say("README.md stays as it is: its numbers, if any, are those of the weights as they were saved.")
@@ -303,12 +303,12 @@ def _print_report(folder: Path, style: str = "table", **choices: Any) -> bool:
     return report.passed
 
 
-RepoId = Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME. A missing one is created.")]
+RepoId = Annotated[str, typer.Argument(help="Name on the Hub, OWNER/NAME. A missing repository is created.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommitOptions:
-    """How a repository of the Hub gets files."""
+    """How files are uploaded to a repository of the Hub."""
 
     private: bool = option("Make a new repository private.", default=False)
     revision: str | None = option("Branch, created if it does not exist; default: main, which models load.")

@@ -46,7 +46,7 @@ Model = Annotated[str, _of_model(help=_FOLDER, callback=find_model)]
 
 
 def find_models(names: list[str] | None) -> list[str] | None:
-    """Find the folder of each model of an option that may be repeated."""
+    """Find the folder of each model that a repeated option names."""
     return names and list(map(find_model, names))
 
 
@@ -55,12 +55,12 @@ Revision = Annotated[str | None, _of_model(help="Branch, tag or commit of a mode
 TrustRemoteCode = Annotated[bool, _of_model("--trust-remote-code", help="Run code that comes with the model.")]
 Backbone = Annotated[
     str | None,
-    _of_model(help="Folder or Hub name of the backbone, if the model is an adapter; default: the one that it names."),
+    _of_model(help="Folder or Hub name of the backbone of an adapter; default: the backbone that the adapter names."),
 ]
 Device = Annotated[str | None, _of_computation(help="cpu, cuda, cuda:1, ...; default: a GPU if there is one.")]
 DType = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"],
-    _of_computation(help="Type of the weights; auto: as saved, but on a CPU numbers are computed in float32."),
+    _of_computation(help="Type of the weights. auto keeps the saved type, but a CPU computes in float32."),
 ]
 Texts = Annotated[
     Path, typer.Argument(help="Text (one sentence per line), or a .tsv, .csv or .jsonl table; - reads standard input.")
@@ -89,7 +89,7 @@ _ENCODING = inspect.Parameter(
 TextColumn = Annotated[str | None, typer.Option(help="Column of the texts in a table (default: sentence).")]
 InputFormat = Literal["txt", "tsv", "csv", "jsonl"]
 InputFormatOption = Annotated[
-    InputFormat | None, typer.Option(help="Format of the input. By default, the ending of the name tells.")
+    InputFormat | None, typer.Option(help="Format of the input. By default, the ending of the file's name decides.")
 ]
 SplitSentences = Annotated[
     bool, typer.Option("--split-sentences", help="Split lines, or texts of a table, into sentences (English rules).")
@@ -124,13 +124,13 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the output
 def option(help: str, panel: str | None = None, *, default: Any = None, name: str = "", **more: Any) -> Any:
     """Declare an option as the default of a parameter or of a dataclass's field. `MISSING` makes the option required.
 
-    `name` is the spelling of the option, if the parameter is spelled otherwise. `more` goes to `typer.Option`.
+    `name` is the spelling of the option, if the parameter has another spelling. `more` goes to `typer.Option`.
     """
     return _declared(typer.Option, default, name, {"help": help, "rich_help_panel": panel, **more})
 
 
 def argument(help: str, *, default: Any = None, **more: Any) -> Any:
-    """Declare an argument of a command, which has no name."""
+    """Declare an argument of a command: a value without the name of an option."""
     return _declared(typer.Argument, default, "", {"help": help, **more})
 
 
@@ -226,14 +226,14 @@ class TextReading:
             outputs.say_odd_texts(item.text for item in found.first)
         if found.items is not found.first:
             outputs.say(
-                f"more than {NUM_FIRST:,} texts: they are read piece by piece, and remarks are about the first ones"
+                f"more than {NUM_FIRST:,} texts: they are read piece by piece, and remarks are about the first texts"
             )
         return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loading:
-    """Which version of a model computes, and on which device."""
+    """Which version of a model is loaded, and on which device."""
 
     revision: Revision = None
     trust_remote_code: TrustRemoteCode = False
@@ -296,7 +296,7 @@ class Searching(Widths, Loading):
     )
 
     def for_models(self, models: Sequence[str]) -> dict[str, Self]:
-        """The options for each model. If some models have a beam, the others get no options of a beam."""
+        """The options for each model. If only some models have a beam, the other models get no options of a beam."""
         typed = [name for name in ("num_beams", *SEARCH_OPTIONS) if getattr(self, name) is not None]
         if not typed or len(models) < 2:
             return dict.fromkeys(models, self)
@@ -307,7 +307,7 @@ class Searching(Widths, Loading):
         lacking = [model for model, config in configs.items() if not declared(config, "searches")]
         if not 0 < len(lacking) < len(models):
             return dict.fromkeys(models, self)
-        outputs.say(f"{', '.join(map(flag_of, typed))}: not for {', '.join(lacking)}, without a beam of trees")
+        outputs.say(f"{', '.join(map(flag_of, typed))}: no effect on {', '.join(lacking)} (no beam of trees)")
         plain = type(self)(**{**vars(self), **dict.fromkeys(typed)})
         return {model: plain if model in lacking else self for model in models}
 
@@ -347,7 +347,7 @@ class ScoringByBeams(Scoring):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Beliefs:
-    """How much words change the weights of derivations, beside their surprisal."""
+    """How much each word changes the weights of derivations, in addition to surprisal."""
 
     belief_update: Literal["old", "new"] | None = option(
         "For models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
@@ -398,7 +398,7 @@ class Parsing(Searching):
         return self.num_beams or model.config.scoring_num_beams
 
     def computation(self) -> dict[str, Any]:
-        """Arguments of `parse_sentences` that the model does not get."""
+        """Arguments of `parse_sentences` that are not for the model."""
         return {name: getattr(self, name) for name in ("batch_size", "num_processes", "cache")}
 
 
@@ -418,8 +418,8 @@ class ParsingByModels(Parsing):
         methods: Sequence[str | None] = self.method or [None]
         if models and len(methods) not in (1, len(models)):
             raise ValueError(
-                f"--method is given {len(methods)} times for {plural(len(models), 'model')}. Give it once for all, or "
-                "once for each --model, in their order"
+                f"--method is given {len(methods)} times for {plural(len(models), 'model')}. Give --method once for "
+                "all models, or once for each --model in the same order"
             )
         each = [methods[0]] * len(models) if len(methods) == 1 else methods
         of = self.for_models(models)
@@ -471,7 +471,7 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
         if not name or not equals:
             raise ValueError(f"{flag} {option}. Write NAME=VALUE")
         if name in chosen:
-            raise ValueError(f"{flag} {option}: {name} has its own option for this. See --help")
+            raise ValueError(f"{flag} {option}: the command has its own option for {name}. See --help")
         try:
             chosen[name] = json.loads(value)
         except json.JSONDecodeError:  # a bare string
@@ -480,7 +480,7 @@ def parse_options(more: Sequence[str] | None, flag: str = "--parse-option", /, *
 
 
 def differing(group: Any, usual: Any) -> list[str]:
-    """Names of the options of a group that differ from the usual ones."""
+    """Names of the options in a group whose values differ from the defaults."""
     names = [field.name for field in dataclasses.fields(usual)]
     return [name for name in names if getattr(group, name) != getattr(usual, name)]
 
@@ -501,10 +501,10 @@ def refuse_repeated(flag: str, values: Sequence[Path | str]) -> None:
 def read_trees(
     path: Path, style: parsed.TreeStyle | None, tagged: Callable[[Path], Any] | None = None, **reading: Any
 ) -> Any:
-    """Read the parses in a file. --tree-style tells the style, or else the form of the brackets, with a remark.
+    """Read the parses in a file.
 
-    For trees with tags, return what `tagged` makes of the file. `reading` holds options for trees with tags and
-    dependencies.
+    --tree-style gives the style. Without --tree-style, the form of the brackets decides, and a remark says so. For
+    trees with tags, return the result of `tagged`. `reading` holds options for trees with tags and dependencies.
     """
     lines = read_lines_beside(path)
     kind = parsed.kind_of_trees(path, lines)
@@ -513,9 +513,7 @@ def read_trees(
         raise ValueError(f"{path} holds text, not trees (brackets, JSON, CoNLL-U). Make trees by `synlm parse {path}`")
     found, is_certain = (style, True) if style else parsed.guess_style(lines)
     if not is_certain:
-        outputs.say(
-            f"{path}: its brackets do not show whether they have labels; read as {found}. If wrong, give --tree-style."
-        )
+        outputs.say(f"{path}: brackets may have labels or not. They are read as {found}. If wrong, give --tree-style.")
     if tagged is not None and kind == "brackets" and found == "treebank":
         return tagged(path)
     try:

@@ -38,12 +38,14 @@ def check_out(
     flag: str = "--out",
     once: Sequence[Path] = (),
 ) -> None:
-    """Check before the computation that the output can be written. It must not be a file that the command reads.
+    """Check before the computation that the output can be written.
+
+    The output must not be a file that the command reads.
 
     `reads` holds the input files and folders. `model` holds the folders of models or their names on the Hub. `check`
     gets the path and `--overwrite`. `beside` names a second output with checksums of the inputs. So the inputs are read
-    twice and must not be pipes. The files of `once` may be pipes. An output folder is replaced as a whole, so it must
-    not hold an input.
+    twice and must not be pipes. `once` holds the input files that are read only once. They may be pipes. An output
+    folder is replaced as a whole, so it must not hold an input.
     """
     paths = [path for path in reads if path is not None]
     if beside is not None:
@@ -132,8 +134,8 @@ def say_plain_context(scorer: "TextScorer", context: str) -> None:
     """Print a remark if a model of single sentences reads documents."""
     if context == "document" and scorer.reads_context == "plain text":
         say(
-            "--context document: the words before a sentence stand as plain text before its begin token, which a Tree "
-            "LM does not see in training. Compare with --context sentence"
+            "--context document puts the earlier sentences as plain text before the begin token. A Tree LM does not "
+            "see such text in training. Compare the scores with those of --context sentence"
         )
 
 

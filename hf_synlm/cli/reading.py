@@ -26,7 +26,7 @@ _FILES = "More files"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TimesOptions:
-    """Reading times, and how they join surprisals."""
+    """Reading times, and how they are joined with surprisals."""
 
     times: Path | None = option(
         "Table of times: a row per word, or per word and subject.", _TIMES, **options.INPUT_FILE
@@ -82,7 +82,7 @@ class RegressionOptions:
         if self.baseline is not None:
             names = tuple(self.baseline.split(","))
         if unknown := [name for name in names if name not in BASELINE]:
-            raise ValueError(f"--baseline {self.baseline}: {unknown[0]!r} is none of {', '.join(BASELINE)}")
+            raise ValueError(f"--baseline {self.baseline}: {unknown[0]!r} is unknown. Use {', '.join(BASELINE)}")
         if "frequency" in names and not has_counts:
             raise ValueError(f"--baseline {self.baseline}: frequency needs --frequencies FILE, or wordfreq:en")
         fields = {field.name for field in dataclasses.fields(Settings)} & set(vars(self))
@@ -168,7 +168,7 @@ class _Study:
         """Refuse options that contradict each other."""
         preset, model = self.times.preset, self.model
         if (preset is None) != (self.times.data is None):
-            raise ValueError("--preset and --data go together. Pass the name of a corpus and its folder")
+            raise ValueError("--preset and --data go together. Name a corpus by --preset and its folder by --data")
         if preset is None and self.times.times is None:
             raise ValueError("the reading times are missing. Pass a table by --times, or --preset with --data")
         if preset is None and model is not None:
@@ -279,7 +279,7 @@ def reading(
 
     The words are divided into parts (--folds). A regression predicts each part from the other parts, first with length,
     frequency, punctuation and place, then also with surprisal. Delta LL is the mean gain in log density, in nats per
-    word. A predictor whose effect has the wrong sign has a positive mean gain, too, so look at b and t. Tables are
+    word. The mean gain can be positive although the effect has the wrong sign, so look at b and t, too. Tables are
     joined by the positions of words. The words of the tables must be the same.
 
     Examples:

@@ -34,13 +34,13 @@ _INSIDE = re.compile(r"\w[^\w\s'’-]+\s+\w")
 
 def _check_table(out: Path, overwrite: bool) -> None:
     if out.suffix.lower() in (".csv", ".json", ".jsonl", ".xlsx", ".parquet"):
-        raise ValueError(f"--out {out} does not end in .tsv, and the table is tab-separated. Choose a name in .tsv")
+        raise ValueError(f"--out {out} does not end in .tsv, but the table is TSV. Choose a name that ends in .tsv")
     check_output(out, overwrite)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InputOptions(options.TextReading):
-    """Where the texts of `surprisal` stand in its input."""
+    """Where the input of `surprisal` holds the texts."""
 
     file_format: options.InputFormat | None = option(
         "Format of the input; default: by the ending of its name.", name="--format"
@@ -86,7 +86,7 @@ class MeasureOptions(options.Beliefs):
         if len(texts) > 1 or texts[0].is_dir():
             raise ValueError(f"--lmzoo has no column for the file of a row. Give one file instead of {texts[0]} ...")
         if several_columns:
-            raise ValueError("--lmzoo has one column of surprisals. Give one --model and one --num-beams")
+            raise ValueError("--lmzoo has only one column of surprisals. Give one --model and one --num-beams")
         usual = MeasureOptions(lmzoo=True, context=self.context, tokenize=self.tokenize, first_word=self.first_word)
         given = [name for name in options.differing(self, usual) if name != "word_correction"]
         options.refuse(given, "--lmzoo has four columns, in bits")
@@ -103,7 +103,7 @@ class MeasureOptions(options.Beliefs):
         return path if path.is_file() else None
 
     def counts(self) -> Callable[[str], float] | None:
-        """The function that counts a word by --frequencies, or None without this option."""
+        """A function that returns the count of a word in --frequencies, or None without this option."""
         if self.frequencies is None:
             return None
         from hf_synlm.evaluation.reading.corpus import counter
@@ -120,14 +120,14 @@ class MeasureOptions(options.Beliefs):
 
         correct = self.word_correction and can_correct_words(scorer)
         if correct != self.word_correction:
-            outputs.say("--word-correction does not apply: tokens of this model tell where a word ends")
+            outputs.say("--word-correction does not apply, because the tokens of this model show where a word ends")
         tokenize = scorer.tokenization(self.tokenize)
         return {"context": self.context, "word_correction": correct, "tokenize": tokenize}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeOptions:
-    """Given trees of the texts of `surprisal`."""
+    """Trees that are given for the texts of `surprisal`."""
 
     trees: list[Path] | None = option(
         "File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
@@ -193,7 +193,7 @@ class TreeOptions:
             outputs.say(f"--unknown-labels {self.unknown_labels} changed {self.counts['changed']} of {total}")
 
     def describe(self, scorer: "TextScorer") -> dict[str, Any]:
-        """What results state about the trees. Call it after all texts have been scored."""
+        """Describe the trees for the result. Call this after all texts have been scored."""
         from hf_synlm.evaluation.text.tree_files import without_search
 
         described = {"estimator": "joint with given trees", "unknown_labels": self.unknown_labels, "tokenize": None}
@@ -230,11 +230,11 @@ def surprisal(
     are computed, and a long file is read piece by piece. Columns: item, sentence_id, word_id, word, n_tokens, oov,
     surprisal_bits, its lexical and structural part (GPST, RNNG), cum_logprob_nats, beam_entropy_bits, n_actions,
     stack_depth, char_start, char_end, file (if there are several), and the other columns of an input table. ON-LSTM,
-    PRPN and PaLM add tree_distance, tree_depth, n_opened and n_closed. Options add entropy_bits, nae,
-    belief_update_bits, belief_cut, length and log_frequency. With several --num-beams, each has a column, such as
-    surprisal_bits_b5. The other columns come from the widest beam. With several --model, each has a column, such as
-    surprisal_bits_rnng-mini. The other columns come from the first model. sentence_id counts the texts of all files. If
-    a model lacks a measure, the field of this measure is empty.
+    PRPN and PaLM add tree_distance, tree_depth, n_opened and n_closed. Further options add entropy_bits, nae,
+    belief_update_bits, belief_cut, length and log_frequency. With several --num-beams, each width has a column, such as
+    surprisal_bits_b5. The other columns come from the widest beam. With several --model, each model has a column, such
+    as surprisal_bits_rnng-mini. The other columns come from the first model. sentence_id counts the texts of all files.
+    If a model lacks a measure, the field of this measure is empty.
 
     Examples:
         echo "the people agree" | synlm surprisal - --model model_cards/rnng-mini
@@ -451,13 +451,13 @@ def _say_repeated_items(items: Sequence[TextItem]) -> None:
     if repeated:
         texts = "texts, by condition" if items[0].rows else "texts"
         outputs.say(
-            f"items with several {texts}: {repeated}. Join other tables by sentence_id, which counts the rows of the "
-            "input, and word_id, not by item"
+            f"items with several {texts}: {repeated}. To join other tables, use sentence_id (the number of the row "
+            "in the input) and word_id, not item"
         )
     if not items[0].rows and any(is_part_of_text(*both) for both in pairwise(items)):
         outputs.say(
-            "rows of an item are read as sentences of their own. If they hold the words or regions of one "
-            "text, name their column by --word-column, not --text-column"
+            "each row of an item is read as a sentence of its own. If the rows hold the words or regions of one "
+            "text, name the column by --word-column, not --text-column"
         )
 
 
@@ -470,7 +470,7 @@ def _say_how_text_is_read(scorer: "TextScorer", measures: MeasureOptions, items:
     if inside:
         outputs.say(
             f"--tokenize no-punctuation: {share(inside, len(items), 'text')} marks between words, such as commas, "
-            "which are left out. If you compare texts with and without them, choose a model that reads punctuation"
+            "which are left out. If you compare texts with and without marks, choose a model that reads punctuation"
         )
 
 
@@ -501,6 +501,6 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
         )
     if scorer.cuts["contexts_cut"]:
         outputs.say(
-            f"{share(scorer.cuts['contexts_cut'], counts['texts'], 'text')} more context than the model can read: its "
-            "first sentences were left out"
+            f"{share(scorer.cuts['contexts_cut'], counts['texts'], 'text')} more context than the model can read: "
+            "the first sentences of the context were left out"
         )

@@ -77,7 +77,10 @@ class CleaningOptions:
         return check_tags(tags, "tell it by form (--punctuation-by form)") if tags and reads_tags else 0
 
     def clean(self, sentence: TreebankSentence, converted: bool, left_out: Counter[str]) -> TreebankSentence | None:
-        """Return the tree to write, or None and count the reason. `converted` says if it was made of dependencies."""
+        """Return the tree to write, or None and count the reason.
+
+        `converted` says whether the tree was made from dependencies.
+        """
         kept: TreebankSentence | None = sentence
         if self.words == "ptb-concat":
             kept = to_ptb_concat(sentence)
@@ -103,8 +106,8 @@ def _holds_dependencies(path: Path, kind: str | None, given: Mapping[str, Any], 
         )
     if given and not found:
         raise ValueError(
-            f"{path} holds bracketed trees, which are constituents already. Leave out "
-            f"{flag_of(next(iter(given)))}, or say --from conllu"
+            f"{path} holds bracketed trees, which are constituents already. Leave out {flag_of(next(iter(given)))}, "
+            "or give --from conllu"
         )
     return found
 
@@ -153,10 +156,10 @@ def treebank(
     """Check trees of parsers or treebanks, and write them as one clean file for training.
 
     The command reads bracketed trees with a tag for each word. Treebanks and the parsers benepar, stanza and supar
-    write this format. The command also reads dependency treebanks (CoNLL-U, Universal Dependencies). There, a word and
-    all words below it become a constituent. It writes one tree per line, without traces, function tags and root
-    wrappers. OUT.meta.json holds counts, and the checksums of inputs and output. If a tree cannot be read, the command
-    stops and names the file and the lines.
+    write this format. The command also reads dependency treebanks (CoNLL-U, Universal Dependencies). In a dependency
+    tree, a word and all words below it become a constituent. It writes one tree per line, without traces, function tags
+    and root wrappers. OUT.meta.json holds counts, and the checksums of inputs and output. If a tree cannot be read, the
+    command stops and names the file and the lines.
 
     Examples:
         synlm treebank silver.train.txt --punctuation remove --max-words 40 --out train.txt
@@ -187,7 +190,7 @@ def treebank(
     remarks = [f"{count:,} left out ({why})" for why, count in left_out.items()]
     if not kept:
         names, why = ", ".join(map(str, trees)), "; ".join(remarks) or "it has none"
-        raise ValueError(f"no tree is left of {names}: {why}. Give other files, or fewer options.")
+        raise ValueError(f"no tree is left of {names}: {why}. Give other files or weaker filters.")
     write_text(out, "".join(f"{sentence_to_brackets(sentence)}\n" for sentence in kept))
     num_words = sum(len(sentence.words) for sentence in kept)
     facts: dict[str, Any] = {"trees": len(kept), "words": num_words, "left_out": dict(left_out)}

@@ -37,7 +37,7 @@ FormatOption = Annotated[
         "trees and surprisals.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="Output file (for svg also a folder). By default, print.")]
+Out = Annotated[Path | None, typer.Option(help="Output file, for svg also a folder. By default, print the output.")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,11 +161,11 @@ def _counted(found: Iterable[ParsedSentence], counts: Counter[str]) -> Iterator[
 
 def _say_what_has_no_tree(num_long: int, counts: Counter[str]) -> None:
     if num_long:
-        outputs.say(f"blank: {plural(num_long, 'sentence')} longer than the model can read (--skip-long)")
+        outputs.say(f"left blank by --skip-long: {plural(num_long, 'sentence')} longer than the model can read")
     if counts["without tree"]:
         outputs.say(
-            f"no complete tree for {counts['without tree']} of {plural(counts['sentences'], 'sentence')}: a search "
-            "with a wider beam may find more, a grammar has no rules for them"
+            f"no complete tree for {counts['without tree']} of {plural(counts['sentences'], 'sentence')}. If the "
+            "model searches, a wider beam may find more. If it is a grammar, its rules do not fit these sentences"
         )
 
 
@@ -214,7 +214,7 @@ def _check_drawings(
     numbers = [number for number, words in enumerate(sentences or (), start=1) if words]
     meant = style if out is None else _ENDINGS.get(out.suffix.lower(), style)
     if meant != style:
-        raise ValueError(f"--out {out} ends as --format {meant}, not as {style}. Change one of the two")
+        raise ValueError(f"--out {out} ends as --format {meant}, but --format is {style}. Change --out or --format")
     if style == "svg" and (sentences is None or len(numbers) != 1) and (out is None or out.suffix == ".svg"):
         raise ValueError("--format svg makes a picture of every sentence. Name a folder by --out, or use --format html")
     if out is not None:
@@ -350,9 +350,9 @@ def generate(
 ) -> None:
     """Continue prompts. Models of this library also give the tree of the whole text.
 
-    A blank line in the file of prompts gives --num-sequences blank lines. Tables and drawings leave it out. The leaves
-    of trees are the tokens of the model. The score of a text is the log-probability in nats that the search adds up.
-    Beam search without --sample divides this score by the number of new tokens (length_penalty).
+    A blank line in the file of prompts gives --num-sequences blank lines. Tables and drawings leave out blank lines.
+    The leaves of trees are the tokens of the model. The score of a text is the log-probability in nats that the search
+    adds up. Beam search without --sample divides this score by the number of new tokens (length_penalty).
 
     Examples:
         synlm generate --model model_cards/gpst-tiny --prompt "The state of our Union" --num-beams 5 --format tree
@@ -373,7 +373,7 @@ def generate(
     scorer = loading.scorer(model)
     has_trees = declared(scorer.model.config, "gives_trees") and chosen.get("structure_mode") != "marginal"
     if style in ("tree", "brackets") and not has_trees:
-        raise ValueError(f"--format {style}: the model gives no trees here. Choose text, table or json.")
+        raise ValueError(f"--format {style} needs trees, but the model gives none here. Choose text, table or json.")
     known = inspect.signature(scorer.model.generate).parameters
     named = {"action_beam_size", "fast_track_size", "structure_mode"} & set(chosen)
     options.refuse(sorted(named - set(known)), f"not an option of {type(scorer.model).__name__}.generate")
@@ -387,7 +387,7 @@ def generate(
     )
     if empty := sum(not text.num_new_tokens for text in found):
         outputs.say(
-            f"texts that end with their prompt: {empty} of {len(found)}. Try another prompt, --sample, or a --seed."
+            f"texts without new words: {empty} of {len(found)}. Try another prompt, --sample, or another --seed."
         )
     if style in ("text", "json"):
         blank, remaining = GeneratedText("", "", 0, False, None, ParsedSentence(())), iter(found)

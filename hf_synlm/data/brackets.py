@@ -139,8 +139,8 @@ def read_nodes(lines: Iterable[str], source: str, split_leaves: bool) -> Iterato
                 _check_label(path, source)
             if path and path[-1].words:
                 raise ValueError(
-                    f"{describe(symbol, place)} after the word {path[-1].words[-1]!r}. Give the word its own (TAG ), "
-                    "and write a parenthesis that belongs to it as -LRB-"
+                    f"{describe(symbol, place)} follows the word {path[-1].words[-1]!r}. Write the word as (TAG "
+                    "word), and a parenthesis inside a word as -LRB-"
                 )
             path.append(Node("", place[0]))
             if not place[1]:
@@ -232,7 +232,7 @@ class _Layout:
         """Refuse trees, or warn of them, that seem to be several ones, or to be unlabeled."""
         if self.is_open and not self.branches and self.source != "<text>":  # a tree alone tells little
             raise ValueError(
-                f"{self.source} holds unlabeled trees? Write labels and tags: (S (NP (DT the) (NN cat)) ...)"
+                f"{self.source} seems to hold unlabeled trees. Write labels and tags: (S (NP (DT the) (NN cat)) ...)"
             )
         if self.num_whole >= len(self.broken) > 0:
             first, second = self.broken[0]
@@ -240,8 +240,8 @@ class _Layout:
                 raise ValueError(self._missing(first, second))
             count = self.num_whole + len(self.broken)
             logger.warning(
-                f"{self.source}: brackets begin in column 0 inside of {len(self.broken)} of {count} trees, first in "
-                f"line {second}; check that the tree of line {first} continues there, and lacks no ')'"
+                f"{self.source}: brackets begin in column 0 inside of {len(self.broken)} of {count} trees, the first "
+                f"in line {second}. Check that the tree that begins in line {first} does not lack a ')'"
             )
 
     def _missing(self, first: int, second: int) -> str:

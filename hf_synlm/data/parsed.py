@@ -172,8 +172,8 @@ class ParsedSentence:
         """
         if not 0 <= hypothesis < len(self.hypotheses):
             raise ValueError(
-                f"there is no tree {hypothesis} of {' '.join(self.words)!r}: the parser gave {len(self.hypotheses)}. "
-                "A search with a wider beam may find more"
+                f"there is no tree {hypothesis} of {' '.join(self.words)!r}: the parser gave {len(self.hypotheses)} "
+                "trees. A search with a wider beam may find more"
             )
         return self.hypotheses[hypothesis]
 

@@ -66,7 +66,7 @@ def check_made_from(folder: Path, made_from: Mapping[str, Any]) -> None:
         told = [text for text in changed if ".bytes was" not in text and "sha256 was" not in text]
         raise ValueError(
             f"{folder.parent} holds text that was prepared in another way: {'; '.join(told) or 'from other files'}. "
-            f"Repeat the old values, choose another folder (--output-dir), or delete {folder.parent}."
+            f"Use the old values again, choose another folder (--output-dir), or delete {folder.parent}."
         )
 
 
@@ -76,7 +76,7 @@ def _check_format(folder: Path) -> dict[str, Any]:
     if made_from.get("format") != FORMAT:
         raise ValueError(
             f"{folder} is of another version (format {made_from.get('format')}, not {FORMAT}). Delete it, and run "
-            f"python training/prepare_text.py --output-dir {folder.parent} with the options of that time."
+            f"python training/prepare_text.py --output-dir {folder.parent} with the same options as before."
         )
     return made_from
 

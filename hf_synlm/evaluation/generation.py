@@ -53,7 +53,7 @@ def generate_texts(
     progress: str | None = None,
     **options: Any,
 ) -> list[GeneratedText]:
-    """Continue prompts by `model.generate`, of which `options` are; an empty prompt begins a new text.
+    """Continue prompts by `model.generate`, which gets `options`; an empty prompt begins a new text.
 
     Gives `num_return_sequences` texts per prompt. All prompts are checked before the model begins.
     """
@@ -89,7 +89,7 @@ def _check_lengths(model: PreTrainedModel, rows: Sequence[list[int]], max_new_to
         length = len(row) - (row[0] == begin)
         if limit is not None and length + max_new_tokens > limit:
             raise ValueError(
-                f"prompt {number} of {length} tokens and a continuation of {max_new_tokens} exceed the {limit} "
+                f"prompt {number} has {length} tokens. With {max_new_tokens} new tokens it exceeds the {limit} "
                 "positions of the model. Shorten the prompt, or lower max_new_tokens"
             )
 

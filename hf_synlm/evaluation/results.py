@@ -155,7 +155,7 @@ def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]
 def check_report(path: Path, overwrite: bool = False) -> Path:
     """Check, before anything is computed, that a result can be written."""
     if path.suffix.lower() != ".json":
-        raise ValueError(f"{path} does not end in .json, and results are JSON. Choose a name in .json")
+        raise ValueError(f"{path} does not end in .json, but results are JSON. Choose a name that ends in .json")
     return check_output(path, overwrite)
 
 
@@ -302,7 +302,7 @@ def check_results_of(
             of = "{} with {:,} parameters".format(*size) if all(size) else "no model"
             raise ValueError(
                 f"{path} was measured on {measured.get('name')!r} ({of}), not on {model!r} ({architecture} with "
-                f"{num_parameters:,} parameters). The weights are other files (SHA-256). Evaluate this model."
+                f"{num_parameters:,} parameters). The checksums (SHA-256) of the weights differ. Evaluate this model."
             )
         if (measured.get("dtype") or dtype) != dtype:
             raise ValueError(
@@ -310,7 +310,7 @@ def check_results_of(
                 f"{dtype}, or export with --dtype {measured['dtype']}."
             )
         if weights and not checksums:
-            logger.warning(f"{path} has no checksum of weights, so they may not be those of {model!r}")
+            logger.warning(f"{path} has no checksum of weights. It may be of other weights than {model!r}")
 
 
 def card_rows(
@@ -321,7 +321,7 @@ def card_rows(
     By default `dataset` is the names of the files, and `command` what made the result.
     """
     if result.task not in CARD_SCORES:
-        raise ValueError(f"a card has no place for results of {result.task!r}, only for {', '.join(CARD_SCORES)}")
+        raise ValueError(f"a card cannot show results of {result.task!r}. Give results of {', '.join(CARD_SCORES)}")
     # F1 of trees that need no model, where the result has them.
     scored: Sequence[Row] = result.tables.get("unlabeled F1 (%)", ())
     baselines = {r["trees"]: r["F1 by the convention"] for r in scored if r["trees"] != result.model.get("name")}

@@ -107,9 +107,10 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
     Raises ValueError if a fact is unknown or missing, or if a number lacks its beam width or estimator.
     """
     unknown = set(facts) - set(DEFAULT_FACTS) - {"repo_id"}
-    if unknown or "repo_id" not in facts:
-        known = ["repo_id", *DEFAULT_FACTS]
-        raise ValueError(f"A card needs a repo_id, and cannot hold {sorted(unknown)}. Pass only fields of {known}.")
+    if "repo_id" not in facts:
+        raise ValueError("The card needs repo_id. Pass it.")
+    if unknown:
+        raise ValueError(f"A card has no field {sorted(unknown)}. Its fields are {['repo_id', *DEFAULT_FACTS]}.")
     if config.model_type not in PAPERS:
         raise ValueError(f"hub/papers.yaml does not name the paper of {config.model_type!r}. Pass the text as card.")
     stated = {**DEFAULT_FACTS, **facts}
@@ -239,11 +240,10 @@ def _sections(config: PreTrainedConfig, task: str) -> set[str]:
 def _check_result(result: Mapping[str, Any]) -> None:
     unknown, missing = set(result) - RESULT_KEYS, set(REQUIRED_RESULT_KEYS) - set(result)
     if unknown or missing:
-        raise ValueError(f"Result {dict(result)} lacks {sorted(missing)} and has unknown {sorted(unknown)}.")
+        raise ValueError(f"Result {dict(result)}: add {sorted(missing)}, and remove {sorted(unknown)}.")
     if result["metric"].lower() in ESTIMATED_METRICS and not {"num_beams", "estimator"} <= set(result):
         raise ValueError(
-            f"Result {dict(result)} depends on the beam. State `num_beams` and `estimator` "
-            "(None where it was computed without a beam)."
+            f"Result {dict(result)} depends on the beam. State `num_beams` and `estimator` (None if no beam was used)."
         )
 
 

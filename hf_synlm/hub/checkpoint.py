@@ -228,8 +228,8 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
     auto_map = read_json(config_file).get("auto_map")
     if not auto_map:
         raise ValueError(
-            f"{str(config_file)!r} has no auto_map, so the folder loads only with hf_synlm, as all n-gram "
-            "models do. Import hf_synlm before saving another model, then save it again."
+            f"{str(config_file)!r} has no auto_map, so the folder loads only with hf_synlm, as all n-gram models do. "
+            "For other models, import hf_synlm, and save the model again."
         )
     for auto_class, reference in auto_map.items():
         if not isinstance(reference, str) or not _REFERENCE.fullmatch(reference):

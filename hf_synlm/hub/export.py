@@ -161,9 +161,9 @@ def _example(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, str]:
 def _check_code(model: Any) -> None:
     if not getattr(getattr(model, "config", None), "auto_map", None):
         raise ValueError(
-            f"The configuration of {type(model).__name__} has no auto_map, so the code would not be saved. "
-            "Copy the folder of an n-gram model, which loads only with hf_synlm. Pass other models of hf_synlm, "
-            "unwrapped (accelerator.unwrap_model)."
+            f"The configuration of {type(model).__name__} has no auto_map, so the code would not be saved. If it is "
+            "an n-gram model, copy its folder, which loads only with hf_synlm. Unwrap other models of hf_synlm "
+            "(accelerator.unwrap_model)."
         )
 
 

@@ -77,8 +77,8 @@ def actions_to_spans(actions: Sequence[int], *, forest: bool = False) -> list[Sp
             spans.append((starts[-1], num_generated))
         else:
             raise ValueError(
-                f"action {action} at position {position}, with {len(starts)} item(s) on the stack. GEN is {GEN}. "
-                f"COMP is {COMP} and needs two items. {PAD_ACTION} pads only at the end"
+                f"action {action} is not possible at position {position}, with {len(starts)} item(s) on the stack. "
+                f"GEN is {GEN}. COMP is {COMP} and needs two items. {PAD_ACTION} pads only at the end"
             )
     if len(starts) != 1 and not forest:
         raise ValueError(

@@ -142,7 +142,7 @@ def test_surprisal_by_several_models(models, texts, capsys):
     assert [{key: row[key] for key in alone["rnng"][0]} for row in both] == alone["rnng"]
     (other,) = json.loads(Path(f"{out}.meta.json").read_text())["options"]["other_models"]
     assert other["architecture"] == "ONLSTMForCausalLM" and other["estimator"] == "exact"
-    assert "--lmzoo has one column of surprisals. Give one --model" in fail(capsys, *command, "--lmzoo")
+    assert "--lmzoo has only one column of surprisals. Give one --model" in fail(capsys, *command, "--lmzoo")
     assert "--cache and --trees work with one --model" in fail(capsys, *command, "--cache", "c")
     assert "--model rnng is given 2 times" in fail(capsys, *command, "--model", models["rnng"])
     assert "--model a is given 2 times" in fail(capsys, "surprisal", texts, "--model", "x/a/model", "--model", "b/a")
@@ -238,7 +238,7 @@ def test_surprisal_tells_what_to_mind(models, tmp_path, capsys, name, content, m
     out = ("--out", tmp_path / "a.tsv", "--model", models[model], "--device", "cpu")
     assert main(list(map(str, ("surprisal", tmp_path / name, *out)))) == 0
     remarks = " ".join(capsys.readouterr().err.split())
-    assert re.search(said, remarks) and ("rows of an item" in remarks) == ("--word-column" in said)
+    assert re.search(said, remarks) and ("row of an item" in remarks) == ("--word-column" in said)
     rows = read_tsv(tmp_path / "a.tsv")
     assert len(rows) == {"item": 6, "word_id": 182, "oov": 3}[column]
     assert "".join(row[column] for row in rows[:: 2 if column == "item" else 1]).startswith(begin)
@@ -333,7 +333,7 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
     for name, content, given, message in (
         ("a.tok", WORDS, [], "a.tok is read as plain text, but has 4 columns, as a table. Pass --format tsv"),
         ("a.txt", "# text = We\n1\tWe\twe\tPRON\tPRP\t_\t0\troot\t_\t_\n", [], "has ten columns, as CoNLL-U"),
-        ("a.tok", WORDS, ["--word-column", "word"], "Give the format of a table, as by --format tsv"),
+        ("a.tok", WORDS, ["--word-column", "word"], "If it is a table, give its format, for example --format tsv"),
         ("b.tsv", WORDS, ["--word-column", "word", "--item-column", "x"], "row 1 has no 'x'"),
         ("b.tsv", WORDS, ["--word-column", "word", "--text-column", "x"], "a text per row (--text-column), or a word"),
         ("b.tsv", WORDS, ["--sentence-column", "part"], "a text per row (--text-column), or a word"),
@@ -443,7 +443,7 @@ def test_the_figure_of_a_table_sums_surprisal_and_averages_other_measures(tmp_pa
     plot = ["evaluate", "plot", str(tmp_path / "b.tsv"), "--out", str(tmp_path / "b.svg"), "--x"]
     assert main([*plot, "word_id"]) == 0
     assert (
-        "drawn: surprisal_bits_a. --score chooses another of surprisal_bits, surprisal_bits_a,"
+        "the picture shows surprisal_bits_a. --score chooses another score: surprisal_bits, surprisal_bits_a,"
         in capsys.readouterr().err
     )
     assert "sum of surprisal_bits_a per word_id" in "".join(ElementTree.parse(tmp_path / "b.svg").getroot().itertext())
@@ -490,11 +490,11 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
         for _, lines in figures:
             assert lines[line][place] == pytest.approx(((one + two) / 2, abs(one - two) / 2), abs=1e-3)
     message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
-    assert message.endswith("is drawn alone, with --x COLUMN, without --label. --by needs --x, too")
+    assert message.endswith("alone, with --x COLUMN, without --label. --by also needs --x")
     assert "no column 'place'" in fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     out.with_suffix(".csv").write_bytes(out.read_bytes())
     message = fail(capsys, "evaluate", "plot", out.with_suffix(".csv"), "--x", region, "--out", tmp_path / "b.svg")
-    assert "--x needs a table of `synlm surprisal` with the ending .tsv" in message
+    assert "is not a table for --x. Give a table of `synlm surprisal`" in message
     (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\n1\t1\t1\t2.5\n1\t1\t2\tinf\n")
     drawing = ("evaluate", "plot", tmp_path / "words.tsv", "--x", "place", "--score", "b", "--out", tmp_path / "b.svg")
     assert "row 2: 'inf' in 'b' is not a number" in fail(capsys, *drawing)
@@ -701,7 +701,7 @@ def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatc
     assert [path.name for path in sorted(pictures.iterdir())][:3] == ["0000002.svg", "0000003.svg", "0000005.svg"]
     (tmp_path / "a.mrg").write_text("\n".join(reversed(trees)), encoding="utf-8")
     message = fail(capsys, "surprisal", tmp_path / "a.txt", "--model", models["rnng"], *given)
-    assert "sentence 2 ('We ask for peace') has no tree at its place" in message
+    assert "The tree for sentence 2 ('We ask for peace') is not at its place" in message
     (tmp_path / "w.tsv").write_text("item\tword\n" + "1\tWe\n2\task\n" * 5, encoding="utf-8")
     message = fail(capsys, "surprisal", tmp_path / "w.tsv", "--model", models["gpt2"], "--word-column", "word")
     assert "row 5: item '1' has rows elsewhere" in message
@@ -924,9 +924,9 @@ def test_a_run_counts_once(blimp_runs, tmp_path, capsys):
         (["surprisal", "texts.txt", "--out", "./texts.txt", "--overwrite"], "would overwrite an input"),
         (["surprisal", "texts.txt", "--out", "old.tsv"], "old.tsv exists. Choose another name, or pass --overwrite"),
         (["surprisal", "texts.txt", "--device", "abacus"], "device 'abacus' cannot be used"),
-        (["evaluate", "perplexity", "texts.txt", "--out", "a.md"], "Choose a name in .json"),
+        (["evaluate", "perplexity", "texts.txt", "--out", "a.md"], "Choose a name that ends in .json"),
         (["evaluate", "perplexity", "texts.txt", "--out", "old.json"], "old.md exists"),
-        (["surprisal", "texts.txt", "--out", "a.csv"], "Choose a name in .tsv"),
+        (["surprisal", "texts.txt", "--out", "a.csv"], "Choose a name that ends in .tsv"),
         (["parse", "texts.txt", "--out", "-"], "`--out -` is not supported"),
         (["parse", "texts.txt", "--out", "old.tsv"], "old.tsv exists"),
         (["evaluate", "perplexity", "texts.txt", "--out", "texts.txt/a.json"], "no files can be made in"),

@@ -127,12 +127,12 @@ def test_generate_options(saved_models: Path, capsys):
     rnng = (*common, "--model", saved_models / "rnng")
     out = run(capsys, *rnng, "--num-beams", 3, "--num-sequences", 2, "--action-beam-size", 12, "--format", "brackets")
     assert len(out.splitlines()) == 2 and all(line.startswith("(") for line in out.splitlines())
-    assert "no trees" in fail(capsys, *rnng, "--structure-mode", "marginal", "--format", "brackets")
+    assert "needs trees" in fail(capsys, *rnng, "--structure-mode", "marginal", "--format", "brackets")
     gpt2 = (*common, "--model", saved_models / "gpt2")
     words = run(capsys, *gpt2, "--sample", "--top-k", 5, "--temperature", 0.7, "--num-sequences", 3)
     assert len(words.splitlines()) == 3
     assert run(capsys, *gpt2, "--generate-option", "min_new_tokens=3", "--format", "json")
-    assert "no trees" in fail(capsys, *gpt2, "--format", "tree")
+    assert "needs trees" in fail(capsys, *gpt2, "--format", "tree")
     assert "--action-beam-size" in fail(capsys, *gpt2, "--action-beam-size", 3)
     message = fail(capsys, *common, "--model", saved_models / "on_lstm", "--action-beam-size", 5)
     assert "--action-beam-size: not an option of ONLSTMForCausalLM.generate" in message
@@ -146,7 +146,7 @@ def test_generate_options(saved_models: Path, capsys):
     assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved_models)
     card = str(Path(__file__).parents[2] / "model_cards" / "palm-s-tiny")
     assert main(["generate", "--device", "cpu", "--prompt", "the people of this country", "--model", card]) == 0
-    assert "texts that end with their prompt: 1 of 1" in capsys.readouterr().err
+    assert "texts without new words: 1 of 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2"])
@@ -154,7 +154,7 @@ def test_prompts_that_do_not_fit_are_named_before_anything_is_generated(name: st
     model, tokenizer = model_and_tokenizer(name)
     room = model.config.max_position_embeddings - len(tokenizer("We ask", add_special_tokens=False)["input_ids"])
     for prompts, new in ((["We ask", "peace and hope " * 60], 2), (["We", "We ask"], room + 1)):
-        with pytest.raises(ValueError, match=r"prompt 2 of \d+ tokens and a continuation of .* positions"):
+        with pytest.raises(ValueError, match=r"prompt 2 has \d+ tokens. With .* positions"):
             generate_texts(model, tokenizer, prompts, batch_size=1, max_new_tokens=new)
 
 

@@ -112,7 +112,7 @@ def test_sentences_that_do_not_fit_are_named_before_parsing(saved_models, files,
     assert "sentence 3 of 120 words (peace and hope peace and ...) has" in message and "--skip-long" in message
     assert main(["parse", str(long), "--model", str(saved_models / "gpst"), "--skip-long"]) == 0
     done = capsys.readouterr()
-    assert done.out == "(We ask)\n\n\n" and "blank: 1 sentence longer than" in done.err
+    assert done.out == "(We ask)\n\n\n" and "blank by --skip-long: 1 sentence longer than" in done.err
 
 
 def test_tables_are_read_by_every_command(saved_models, files, capsys):
@@ -168,7 +168,7 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
             capsys, *command, *many, "--format", "latex"
         )
     twice = ("--num-beams", 2, "--parse-option", "num_beams=3")
-    assert "num_beams=3: num_beams has its own option for this" in fail(capsys, *command, *twice)
+    assert "num_beams=3: the command has its own option for num_beams" in fail(capsys, *command, *twice)
     assert "a picture of every sentence. Name a folder" in fail(capsys, *command, "--format", "svg")
     (files / "empty.txt").write_text("\n\n", encoding="utf-8")
     assert "holds no text" in fail(capsys, "parse", files / "empty.txt", "--model", saved_models / "gpst")
@@ -177,7 +177,7 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "text.txt holds text, not trees" in fail(capsys, "draw", files / "text.txt")
     for ending, meant in (("tex", "latex"), ("svg", "svg"), ("html", "html"), ("jsonl", "json")):
         message = fail(capsys, "draw", files / "gold.mrg", "--out", files / f"a.{ending}")
-        assert f"ends as --format {meant}, not as text" in message
+        assert f"ends as --format {meant}, but --format is text" in message
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
     assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
     (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")
@@ -626,7 +626,7 @@ def test_a_table_of_models_without_labels_and_of_files(saved_models, files, caps
     two, out = ("--convention", "compound-pcfg", "--convention", "compound-pcfg-corpus"), files / "f1.json"
     assert main(list(map(str, (*command, *models, *two, "--convention", "evalb", "--out", out)))) == 0
     said, result = capsys.readouterr(), load_result(out)
-    assert f"evalb: {saved_models / 'on_lstm'} gives trees without labels and has no score" in said.err
+    assert f"evalb: {saved_models / 'on_lstm'} has no score, because its trees have no labels" in said.err
     assert "| on_lstm | distance |" in said.out
     assert main(list(map(str, (*command, *models, "--convention", "evalb")))) == 0  # the score of RNNG is left
     assert "| rnng |" in capsys.readouterr().out
@@ -660,7 +660,7 @@ def test_a_beam_is_for_the_models_that_have_one(words, saved_models, files, caps
     command = [*words.split(), files / ("gold.mrg" if "treebank" in words else "in.txt"), "--num-beams", 2]
     found = main(list(map(str, (*command, "--model", files / "run", "--model", saved_models / "rnng"))))
     said = capsys.readouterr().err
-    assert found == 0 and f"--num-beams: not for {files / 'run/model'}, without a beam of trees" in said
+    assert found == 0 and f"--num-beams: no effect on {files / 'run/model'} (no beam of trees)" in said
     assert (said + caplog.text).count("is the output folder of a training run") == 1
     refused = fail(capsys, *command, "--model", saved_models / "on_lstm", "--model", saved_models / "pcfg")
     assert "--num-beams: ONLSTMForCausalLM has no beam of trees" in refused
@@ -669,7 +669,7 @@ def test_a_beam_is_for_the_models_that_have_one(words, saved_models, files, caps
 def test_what_a_table_of_models_cannot_take(saved_models, capsys):
     one = ("evaluate", "parsing", "--treebank", sample_path("trees.test.txt"), "--model", saved_models / "on_lstm")
     refused = (*one, "--model", saved_models / "rnng", "--convention", "gpst", "--convention", "evalb")
-    assert "--consensus and --save-trees take one model and one convention" in fail(capsys, *refused, "--consensus")
+    assert "--consensus and --save-trees take one --model and one --convention" in fail(capsys, *refused, "--consensus")
     assert "--method is given 2 times for 1 model" in fail(capsys, *one, "--method", "a", "--method", "b")
     assert "--cache c holds trees of one model" in fail(capsys, *refused, "--cache", "c")
     assert "--convention gpst is given 2 times" in fail(capsys, *refused, "--convention", "gpst")
@@ -748,7 +748,7 @@ def test_remedies_for_trees_over_other_words_work(saved_models, files, capsys):
     assert "leave out 'i'; put in 'we'; check their order" in fails(12 * some + other)
     # Trees of a file and of a model.
     both = fails(13 * whole, "--model", saved_models / "rnng")
-    assert "(--model M --save-trees m.mrg), then give --trees own.mrg --trees m.mrg; with punctuation, add" in both
+    assert "Then give --trees own.mrg --trees m.mrg. If the trees have punctuation, add" in both
     saved = (*command, "--model", saved_models / "rnng", "--save-trees", model, "--overwrite")
     run(capsys, *saved)
     compared = ("evaluate", "compare", own, model, "--treebank", gold)

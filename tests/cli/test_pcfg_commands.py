@@ -48,7 +48,7 @@ def test_perplexity(files: Path, capsys: pytest.CaptureFixture[str], tmp_path: P
         assert main(list(map(str, command))) == 0
         captured = capsys.readouterr()
         assert ("| word_perplexity_with_end | inf |" in captured.out) == infinite
-        assert ("a PCFG has none of one word" in captured.err) == infinite
+        assert ("a PCFG has no sentence of one word" in captured.err) == infinite
         assert "| word_perplexity | inf |" not in captured.out
         return json.loads(out.read_text())["scores"]
 

@@ -132,7 +132,7 @@ def test_malformed_trees_are_named_with_their_line():
     refused(r"<text>:1: '\(' is never closed", parse, "(S (A a)\n(B b)")
     refused("<text>:2: 'word' stands outside", parse, "(S (A a))\nword")
     refused("<text>:2: the word 'b' has no bracket", parse, "(S\n(A a) b)")
-    refused(r"<text>:1: '\(' after the word 'a'", parse, "(S (A a (B b)))")
+    refused(r"<text>:1: '\(' follows the word 'a'", parse, "(S (A a (B b)))")
     refused(r"<text>:2: \(B\) contains neither", parse, "(S (A a)\n(B))")
     refused("<text>:1: a bracket inside the tree has no label", parse, "(S (A a) ((B b)))")
     refused("<text>:1: the word 'York' has no bracket.*split_leaves=True", parse, "(NP (NN New York) (NN x))")
@@ -343,10 +343,10 @@ def test_treebank_command(tmp_path, capsys):
     assert main([*other, "--punctuation-by", "form"]) == 0
     assert (tmp_path / "d.out").read_text() == "(S (FOO a) (NN b) (BAR c))\n"
     said = fail(capsys, "treebank", tmp_path / "d.out", "--max-words", 2, "--out", tmp_path / "f.out")
-    assert "d.out: 1 left out (more than 2 words). Give other files, or fewer options." in said
+    assert "d.out: 1 left out (more than 2 words). Give other files or weaker filters." in said
     (tmp_path / "none.mrg").write_text("((S (-NONE- *)))\n", encoding="utf-8")
     said = fail(capsys, "treebank", tmp_path / "none.mrg", "--out", tmp_path / "f.out")
-    assert "1 left out (no words). Give other files, or fewer options." in said
+    assert "1 left out (no words). Give other files or weaker filters." in said
     # What `synlm parse` writes has no tags, and perhaps no labels.
     (tmp_path / "e.txt").write_text("((the cat) (sat .))\n\n(go (on .))\n", encoding="utf-8")
     parses = ["treebank", str(tmp_path / "e.txt"), "--from", "parses", "--out", str(tmp_path / "e.out")]

@@ -87,7 +87,7 @@ def test_parentheses_that_are_characters(text: str, words: str) -> None:
 
 def test_other_parentheses_are_refused_with_advice() -> None:
     refuse("(S (NP (EMOJI :)) (NN dog)) (VP (VB runs)))", "closes nothing. .*write -RRB- if it is a word")
-    refuse("(S (EMOJI :() (NN a))", "after the word ':'.*write .* as -LRB-")
+    refuse("(S (EMOJI :() (NN a))", "follows the word ':'. Write .* as -LRB-")
     refuse("(S (NP (DT the) (NN )) (VB runs))", r"\(NN\) contains neither .*\(TAG word\)")
     refuse("(S (NP (PRP (Dia)) (NN (pesta olahraga))))", r"\(Dia\) contains neither")
     refuse("(S (DT) (NN))", r"\(DT\) contains neither")
@@ -156,8 +156,8 @@ def test_brackets_at_the_margin_may_be_inside_of_trees(caplog: pytest.LogCapture
     odd = "(ROOT (S (A a)\n(CC and)\n  (S (B b))))\n"
     long = "(ROOT\n  (S (A a)))\n"
     assert len(read(f"{long}{odd}{long}")) == 3
-    assert "<text>: brackets begin in column 0 inside of 1 of 3 trees, first in line 4" in caplog.text
-    assert "that the tree of line 3 continues there" in caplog.text
+    assert "<text>: brackets begin in column 0 inside of 1 of 3 trees, the first in line 4" in caplog.text
+    assert "that the tree that begins in line 3 does not lack" in caplog.text
     refuse(f"(S (A a))\n{odd}(S (A a))", ":2: .*line 3")
     caplog.clear()
     assert len(read(f"(NP (A a))\n{odd}{odd}")) == 3 and not caplog.text

@@ -100,7 +100,7 @@ def test_a_text_has_one_tree(trees: Path) -> None:
 def test_labels_that_the_model_lacks() -> None:
     scorer = scorer_of("rnng")
     given = list(parse_treebank(["(S (NML (X the) (X people)) (VP (X ask)))", "(S (X We) (VP (X ask)))"]))
-    with pytest.raises(ValueError, match=r"the model lacks labels of the 2 trees: NML in 1. It knows NP, S, VP"):
+    with pytest.raises(ValueError, match=r"some labels of the 2 trees: NML in 1. Its labels are NP, S, VP"):
         score_given_trees(scorer, [TextItem("1", "the people ask"), TextItem("2", "We ask")], given)
     dropped, changed = fit_labels(scorer, given, drop=True)
     assert changed == 1 and dropped[0].labeled_spans == (("VP", 2, 3), ("S", 0, 3)) and dropped[1] == given[1]
@@ -168,7 +168,7 @@ def test_command(trees: Path, saved_models: Path, capsys: pytest.CaptureFixture)
     assert (meta["estimator"], meta["num_beams"], meta["trees_changed"]) == ("joint with given trees", None, 0)
     assert meta["trees"][0]["sha256"]
     trees.write_text(TREES.replace("(NP (X the)", "(NML (X the)"))
-    assert "NML in 1. It knows NP, S, VP. --unknown-labels drop" in fail(capsys, *command)
+    assert "NML in 1. Its labels are NP, S, VP. --unknown-labels drop" in fail(capsys, *command)
     dropped = run(capsys, *command, "--unknown-labels", "drop")
     renamed, alone = (run(capsys, *command, "--unknown-labels", _file(labels, s)) for s in ("NML NP\n", "NML\n"))
     assert dropped == alone != renamed == out.read_text()

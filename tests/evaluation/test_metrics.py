@@ -213,7 +213,7 @@ def test_rouge_of_other_scripts(text, language):
     assert rouge_scores([text], [text], language=language)["rouge1"] == 100
     assert rouge_scores(["xyz"], [text], language=language)["rouge1"] == 0
     if not re.search("[a-z]", text):
-        refused("no letters of 'en' in its reference .*. Name the language", rouge_scores, [text], [text])
+        refused("no letters of 'en' in its reference .*. Set language", rouge_scores, [text], [text])
     refused("stems English words, but", rouge_scores, [text], [text], language=language, use_stemmer=True)
 
 

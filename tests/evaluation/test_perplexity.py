@@ -82,7 +82,7 @@ def test_words_of_a_treebank(tmp_path):
         items, told = read_treebank_items(tmp_path / "gold.mrg", *arguments)
         assert [item.text for item in items] == texts and told == treatment
     (tmp_path / "empty.mrg").write_text("(FRAG (. .))\n")
-    refused("empty.mrg: no sentence has words", read_treebank_items, tmp_path / "empty.mrg", "remove")
+    refused("empty.mrg: every word is punctuation", read_treebank_items, tmp_path / "empty.mrg", "remove")
 
 
 # ------------------------------------------------------------------------------------------------------- results

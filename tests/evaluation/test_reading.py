@@ -437,7 +437,7 @@ def test_keys_that_name_several_rows(tables, capsys):
 def test_rows_that_were_pasted_twice(tables, capsys, names):
     rows = [{**row, "subject": "r1"} for row in (*WORDS[:30], *WORDS[10:13], *WORDS[30:], WORDS[5])]
     write(tables / "rt.tsv", rows, names)
-    assert f"repeat rows before them: 31 to 33, {len(rows)}. Delete them" in fail(capsys, *COMMON)
+    assert f"repeat rows before them: 31 to 33, {len(rows)}. Delete these rows" in fail(capsys, *COMMON)
     write(tables / "rt.tsv", [*rows[:30], *rows[33:-1]], names)
     check(run(capsys)[0], slow())
 
@@ -467,7 +467,7 @@ def test_no_row_joins(tables, capsys):
     assert "no row of rt.tsv joins s.tsv by item, word_id. Their ids begin with 1-1 1 and 1 1" in error
     write(tables / "rt.tsv", WORDS, ("word", "mean_rt", "count"))
     error = fail(capsys, *COMMON)
-    assert "no key in common" in error and "has the columns word, mean_rt, count" in error and "--on A,B" in error
+    assert "no columns in common" in error and "has the columns word, mean_rt, count" in error and "--on A,B" in error
     error = fail(capsys, *COMMON, "--on", "nothing")
     assert "no column nothing; rt.tsv has" in error and "Rename columns, so that both tables have the same" in error
 
@@ -527,7 +527,7 @@ def test_predictors_that_a_regression_cannot_see(tables, capsys):
     write(tables / "s.tsv", rows, (*OF_SURPRISALS, "one", "sum"))
     assert "C_0 is 3.5 for all words: leave out C" in fail(capsys, "C=s.tsv:one", *COMMON[1:])
     error = fail(capsys, "S=s.tsv:sum", *COMMON[1:], "--spillover", "0")
-    assert "S_0 is a sum of length_0 and place_in_sentence (with weights): leave out S" in error
+    assert "S_0 is a weighted sum of length_0 and place_in_sentence: leave out S" in error
 
 
 def test_too_few_words(tables, capsys):
@@ -651,7 +651,7 @@ def test_frequencies_of_a_file(tables, capsys):
     (tables / "logs.tsv").write_text("word\tcount\nthe\t3\nthen\t-4.5\n")
     assert "logs.tsv: row 2 has -4.5 in 'count', which is below 0" in fail(capsys, *COMMON[:-1], "logs.tsv")
     write(tables / "four.tsv", WORDS, OF_TIMES[:4])
-    said = "four.tsv has the columns sentence_id, word_id, word, mean_rt. Name two of them word and count"
+    said = "four.tsv has the columns sentence_id, word_id, word, mean_rt. Name the column of words"
     assert said in fail(capsys, *COMMON[:-1], "four.tsv")
     ranked = "".join(f"0\t{line}\n" for line in lines.splitlines())
     (tables / "counts.tsv").write_text(f"rank\tword\tcount\n{ranked}")
@@ -667,7 +667,7 @@ def test_frequencies_of_a_file(tables, capsys):
     assert "names logarithms. Name a column or a file of counts" in fail(capsys, *COMMON[:-1], "log_frequency")
     write(tables / "rt.tsv", WORDS, OF_TIMES)
     assert "frequency needs --frequencies" in fail(capsys, *COMMON[:-2], "--baseline", "frequency,length")
-    assert "'lenght' is none of" in fail(capsys, *COMMON, "--baseline", "lenght")
+    assert "'lenght' is " in fail(capsys, *COMMON, "--baseline", "lenght")
 
 
 def test_frequencies_of_the_package_wordfreq(tables, capsys, monkeypatch):
@@ -682,7 +682,7 @@ def test_frequencies_of_the_package_wordfreq(tables, capsys, monkeypatch):
     assert counter("wordfreq:en")("“The,") == 1e9 * wordfreq.word_frequency("the", "en") > 1e7
     assert math.isnan(counter("wordfreq:en")("qqzzqq"))
     said = fail(capsys, *COMMON[:-1], "wordfreq:xx")
-    assert "no words of 'xx'" in said and " ar, bg," in said
+    assert "wordfreq lacks 'xx'" in said and " ar, bg," in said
     monkeypatch.setitem(sys.modules, "jieba", None)
     assert "wordfreq:zh needs pip install 'wordfreq[cjk]'" in fail(capsys, *COMMON[:-1], "wordfreq:zh")
     monkeypatch.setitem(sys.modules, "wordfreq", None)
@@ -701,7 +701,7 @@ def test_options_that_do_not_go_together(tables, capsys, monkeypatch):
     assert "=s.tsv: the name is empty. Write NAME=s.tsv" in fail(capsys, "=s.tsv", *COMMON[1:])
     for name in ("time", "subject"):
         assert f"two columns are called {name!r}" in fail(capsys, *COMMON, "--control", name)
-    assert "mean_rt: the regression predicts this reading time" in fail(capsys, *COMMON, "--control", "mean_rt")
+    assert "mean_rt is the time that the regression predicts" in fail(capsys, *COMMON, "--control", "mean_rt")
     sap = ("s.tsv", "--preset", "sap", "--data", ".")
     assert "--folds, --coefficients: --preset sap" in fail(capsys, *sap, "--folds", "5", "--coefficients", "c.tsv")
     assert "--slope: this belongs to --preset sap" in fail(capsys, *COMMON, "--slope", "2")

@@ -225,7 +225,7 @@ def test_published_accuracies_of_circuits():
         (("predictions", 0, "type"), "script", "prediction 0: its type is 'script'"),
         (("meta",), {}, "lacks 'name'"),
         (("items", 1, "item_number"), "1a", r"items\[1\]: item_number is '1a'. Give a whole number"),
-        (("items", 1, "item_number"), 1, "item 1: it stands there twice"),
+        (("items", 1, "item_number"), 1, "item 1: it occurs twice"),
         (("items", 1, "conditions", 0, "regions", 0, "content"), None, "item 2: condition 'match': content is None"),
         (("items", 1, "conditions", 0, "regions", 0, "region_number"), "1a", "item 2: .*region_number is '1a'"),
         (("items", 1, "conditions", 0), condition("match", "", " ", ""), "item 2: condition 'match': .* no words"),

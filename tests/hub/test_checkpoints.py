@@ -323,7 +323,7 @@ def test_rows_name_what_numbers_depend_on():
 
 def test_unusable_results():
     rules = {"convention": "gpst", "punctuation": ""}
-    refused("no place for results of 'glue'", card_rows, EvaluationResult("glue", {"accuracy": 1.0}, {}, rules, {}))
+    refused("cannot show results of 'glue'", card_rows, EvaluationResult("glue", {"accuracy": 1.0}, {}, rules, {}))
     refused("no number 'f1'", card_rows, EvaluationResult("parsing", {}, {}, rules, {}))
 
 
@@ -372,7 +372,7 @@ def test_results_of_another_model_are_refused(tmp_path: Path, capsys):
     result = json.loads((CARDS / "palm-s-tiny" / "results" / "parsing.json").read_text())
     result["model"]["weights"] = [{"path": "elsewhere/model.safetensors", "bytes": 1, "sha256": "0" * 64}]
     (tmp_path / "parsing.json").write_text(json.dumps(result))
-    assert "weights are other files" in fail(capsys, *command, tmp_path / "parsing.json")
+    assert "of the weights differ" in fail(capsys, *command, tmp_path / "parsing.json")
     assert not (tmp_path / "out").exists()
 
 
@@ -383,7 +383,7 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
     for facts in ([], ["--facts", str(CARDS / "palm-s-tiny" / "card.yaml")]):
         assert main([*command, *facts, "--overwrite"]) == 0
         said = capsys.readouterr().err
-        assert "without the results of card.yaml" in said and "Loading weights" not in said
+        assert "leaves out the results in card.yaml" in said and "Loading weights" not in said
         known = yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())
         assert "license" in known and not {"results", "weights"} & set(known)
         assert not ModelCard.load(tmp_path / "out" / "README.md").data.eval_results
@@ -405,7 +405,7 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
     shutil.copytree(CARDS / "palm-s-tiny", copy := tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
     dtype, command[1] = config.pop("dtype"), str(copy)
-    for fields, says in (({"torch_dtype": dtype}, "without the results"), ({}, "without the results")):
+    for fields, says in (({"torch_dtype": dtype}, "leaves out the results"), ({}, "leaves out the results")):
         (copy / "config.json").write_text(json.dumps({**config, **fields}))
         assert main([*command, "--overwrite"]) == 0 and says in capsys.readouterr().err
     (copy / "card.yaml").unlink()

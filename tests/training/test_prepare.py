@@ -565,10 +565,10 @@ def test_changed_options_and_input_are_refused(prepared, tmp_path):
     for message, changed in changes.items():
         refused(message, prepare, changed, out)
     Path(arguments.train_files[0]).write_text("Another text.")
-    refused("prepared in another way: from other files. Repeat the old values", prepare, arguments, out)
+    refused("prepared in another way: from other files. Use the old values again", prepare, arguments, out)
     # The same holds for a folder that is not finished.
     (out / "train" / shards.INDEX_FILE).unlink()
-    refused("Repeat the old values", prepare, arguments, out)
+    refused("Use the old values again", prepare, arguments, out)
     # So is what an earlier version has made, finished or not.
     shutil.rmtree(out / "train" / "shard_00000")
     old = json.loads((out / "train" / shards.MADE_FROM_FILE).read_text())

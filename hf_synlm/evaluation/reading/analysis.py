@@ -131,8 +131,8 @@ def _rows_of_readers(frame: Frame) -> dict[str, np.ndarray]:
     enough = {reader: own for reader, own in rows.items() if own.sum() >= WORDS_OF_A_READER * size}
     if len(enough) < 2:
         raise ValueError(
-            f"{len(enough)} of {len(rows)} readers have {WORDS_OF_A_READER} words for each of {size} columns. Lower "
-            "--spillover, shorten --baseline, or fit all readers together by --mixed"
+            f"only {len(enough)} of {len(rows)} readers have {WORDS_OF_A_READER} words for each of {size} columns. "
+            "Lower --spillover, shorten --baseline, or fit all readers together by --mixed"
         )
     return enough
 
@@ -146,7 +146,7 @@ def _over_readers(tables: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def early_times(frame: Frame, y: np.ndarray, name: str) -> tuple[float, float]:
-    """The t of the next word's value and of that of the word before, in one regression with the baseline."""
+    """T of the predictor at the next word and at the word before, in one regression with the baseline."""
     columns = pd.concat([frame.baseline, frame.predictors[name], frame.following[f"{name}_-1"]], axis=1)
     known = columns.notna().all(axis=1).to_numpy()
     t = fit(y[known], columns[known].reset_index(drop=True)).table["t"]

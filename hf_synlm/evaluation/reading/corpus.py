@@ -37,7 +37,7 @@ def stripped(word: str) -> str:
 
 
 def length_of(word: str) -> float:
-    """Its characters, without punctuation at its ends; at least 1."""
+    """Number of characters of a word, without punctuation at its ends; at least 1."""
     return max(1.0, len(stripped(word)))
 
 
@@ -65,7 +65,7 @@ def _wordfreq(given: str) -> Callable[[str], float]:
         raise ImportError(f"{error.name} is missing: --frequencies {given} needs {remedy}") from error
     except LookupError as error:
         known = ", ".join(sorted(wordfreq.available_languages()))
-        raise ValueError(f"--frequencies {given}: wordfreq has no words of {language!r}, but of {known}") from error
+        raise ValueError(f"--frequencies {given}: wordfreq lacks {language!r}. Choose one of {known}") from error
     return lambda word: 1e9 * wordfreq.word_frequency(stripped(word), language) or math.nan
 
 
@@ -75,8 +75,8 @@ def _read_counts(path: str) -> dict[str, float]:
     names = ["word", "count"] if {"word", "count"} <= set(table) else list(table.columns)
     if len(names) != 2:
         raise ValueError(
-            f"--frequencies: {columns_of(table)}. Name two of them word and count, or give a table of only two "
-            "columns: words, then counts"
+            f"--frequencies: {columns_of(table)}. Name the column of words 'word' and that of counts 'count', or "
+            "give a table of only two columns: first words, then counts"
         )
     if not math.isnan(pd.to_numeric(names[1], errors="coerce")):  # no header
         rows = [tuple(names), *table[names].itertuples(index=False)]
@@ -85,7 +85,7 @@ def _read_counts(path: str) -> dict[str, float]:
         table.attrs["name"] = path
     elif names[1][:1].isdigit():
         raise ValueError(
-            f"--frequencies {path}: {names[1]!r} in the first row is not a number. Write it without commas"
+            f"--frequencies {path}: {names[1]!r} in the first row is not a number. Write the count without commas"
         )
     counts = pd.Series(_not_negative(table, names[1]), table[names[0]])
     return counts.groupby(level=0).sum(min_count=1).to_dict()  # a word may have a row for each part of speech
@@ -136,7 +136,7 @@ def join_corpus(
 ) -> Corpus:
     """Join tables to the words of texts; `joining` goes to `match`."""
     if rt_column in controls:
-        raise ValueError(f"--control {rt_column}: the regression predicts this reading time. Leave it out")
+        raise ValueError(f"--control {rt_column} is the time that the regression predicts. Leave this --control out")
     names = [*RESERVED, *controls, *(one.name for one in predictors)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(

@@ -20,7 +20,7 @@ def find_file(folder: Path, source: str, pattern: str, hint: str = "") -> Path:
     """The file of a folder, or of the folders in it, with the shortest name that fits."""
     found = sorted(folder.rglob(pattern), key=lambda path: (len(path.name), path))
     if not found:
-        raise ValueError(f"--data {folder} holds no {pattern}{hint}. Name a clone of {source}")
+        raise ValueError(f"--data {folder} holds no {pattern}{hint}. Name a clone of {source} by --data")
     return found[0]
 
 

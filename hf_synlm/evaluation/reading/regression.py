@@ -37,8 +37,8 @@ def check_columns(columns: pd.DataFrame, remedy: str) -> None:
     """Raise ValueError if a regression cannot tell a column from the others, or has too few words."""
     if len(columns) < WORDS_PER_COEFFICIENT * (columns.shape[1] + 1):
         raise ValueError(
-            f"{len(columns):,} words are too few for {columns.shape[1] + 1} coefficients. There must be at least "
-            f"{WORDS_PER_COEFFICIENT} for each. Lower --spillover, shorten --baseline, or keep more words"
+            f"{len(columns):,} words are too few for {columns.shape[1] + 1} coefficients. Each coefficient needs "
+            f"{WORDS_PER_COEFFICIENT} words. Lower --spillover, shorten --baseline, or keep more words"
         )
     for name in columns:
         if columns[name].std(ddof=0) < 1e-12:
@@ -49,7 +49,7 @@ def check_columns(columns: pd.DataFrame, remedy: str) -> None:
     k = next(k for k in range(scaled.shape[1]) if np.linalg.matrix_rank(scaled[:, : k + 1], rtol=_RANK) <= k)
     weights, *_ = np.linalg.lstsq(scaled[:, :k], scaled[:, k], rcond=None)
     parts = [name for name, weight in zip(columns, weights, strict=False) if abs(weight) > 1e-5]
-    raise ValueError(f"{columns.columns[k]} is a sum of {' and '.join(parts)} (with weights): {remedy}")
+    raise ValueError(f"{columns.columns[k]} is a weighted sum of {' and '.join(parts)}: {remedy}")
 
 
 def _scaled(values: np.ndarray, training: np.ndarray) -> np.ndarray:

@@ -50,7 +50,7 @@ def read_effects(folder: Path, times: Path | None, rt_column: str) -> tuple[pd.S
         table["ms"], table["roi"] = numbers(table, rt_column), numbers(table, "roi").astype(int)
         means = table.groupby(["construction", "item", "roi", "condition"])["ms"].mean().unstack("condition")
         if not {"critical", "control"} <= set(means):
-            raise ValueError(f"{times}: condition is {', '.join(means)}. Write critical or control")
+            raise ValueError(f"{times}: condition is {', '.join(means)}. Write 'critical' or 'control'")
         return (means["critical"] - means["control"]).dropna(), times
     hint = (
         " with effect, item, roi, rt_effect_ms (made from plots/spr/*/by_item.rds by R); or give --times, a table with "
@@ -112,7 +112,7 @@ def compare_effects(
     """A row per predictor, construction and region; `slope` is in ms per bit. What would divide by 0 is NaN."""
     rows, names = [], [one.name for one in predictors]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two predictors are called {twice[0]!r}. Name every table in its own way, as NAME=FILE")
+        raise ValueError(f"two predictors are called {twice[0]!r}. Give each table another name, as NAME=FILE")
     for predictor in predictors:
         both = pd.concat([effects.rename("ms"), predicted_effects(items, predictor).rename("bits")], axis=1).dropna()
         if both.empty:

@@ -68,7 +68,7 @@ def with_places(table: pd.DataFrame, path: object) -> pd.DataFrame:
 
 
 def columns_of(table: pd.DataFrame) -> str:
-    """For messages: what a table has."""
+    """The columns of a table, for messages."""
     return f"{table.attrs['name']} has the columns {', '.join(map(str, table.columns))}"
 
 
@@ -102,7 +102,7 @@ def split_given(given: str) -> tuple[str, Path, str]:
     if not colon or Path(rest).is_file():
         path, column = rest, ""
     if equals and not name:
-        raise ValueError(f"{given}: the name is empty. Write NAME{given}, or the file alone")
+        raise ValueError(f"{given}: the name is empty. Write NAME{given}, or only the file")
     return (name if equals else Path(path).stem), Path(path), column
 
 
@@ -147,7 +147,7 @@ def match(
     if (places < 0).all():
         raise ValueError(
             f"no row of {ours} joins {theirs} by {', '.join(key)}. Their ids begin with {_shown(keys)} and "
-            f"{_shown(index)}. Write the ids alike, or name other columns by --on A,B"
+            f"{_shown(index)}. Write the ids in the same way, or name other columns by --on A,B"
         )
     remarks += _check_partners(places, keys, index, key, (ours, theirs), partial)
     if "word" in table and "word" in text:
@@ -175,8 +175,8 @@ def _key(table: pd.DataFrame, text: pd.DataFrame, on: Sequence[str]) -> list[str
     common = [key for key in ([on] if on else KEYS) if all(c in table and c in text for c in key)]
     if not common:
         raise ValueError(
-            f"the tables have no key in common, such as sentence_id and word_id: {columns_of(table)}; "
-            f"{columns_of(text)}. Give columns the same names in both, and name them by --on A,B"
+            "the tables have no columns in common that identify a word, such as sentence_id and word_id: "
+            f"{columns_of(table)}; {columns_of(text)}. Give columns the same names in both, and name them by --on A,B"
         )
     return list(next((key for key in common if not text.duplicated(list(key)).any()), common[0]))
 
@@ -195,7 +195,7 @@ def _check_unique(table: pd.DataFrame, key: list[str]) -> None:
         rows = np.flatnonzero(copies) + 1
         runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
         shown = ", ".join(f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-        raise ValueError(f"{name}: these rows repeat rows before them: {shown}. Delete them")
+        raise ValueError(f"{name}: these rows repeat rows before them: {shown}. Delete these rows")
     remedy = "no other column tells them apart: number the rows of the stimuli, in both tables"
     if others:
         column = min(others, key=lambda c: table[c].nunique())

@@ -110,7 +110,7 @@ def read_pairs(
     for number, row in enumerate(rows, 1):
         good, bad = row[good_column], row[bad_column]
         if not good.strip() or not bad.strip():
-            raise ValueError(f"{path}: data row {number} has an empty sentence")
+            raise ValueError(f"{path}: data row {number} has an empty sentence. Delete the row")
         if good.split() == bad.split() and not keep_equal:
             raise ValueError(f"{path}: data row {number} has the same sentence twice, {good!r:.60}. Delete the row")
         group = row[group_column] if group_column else "all"

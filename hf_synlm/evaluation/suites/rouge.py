@@ -64,8 +64,8 @@ def rouge_scores(
             raise ValueError(f"document {row} has no reference summary. Leave this document out")
         if not any(map(tokens.tokenize, several)):
             raise ValueError(
-                f"document {row} has no letters of {language!r} in its reference {several[0]!r:.60}. Name the "
-                "language of the documents (language, in summarization --language), or leave this document out"
+                f"document {row} has no letters of {language!r} in its reference {several[0]!r:.60}. Set language "
+                "(in summarization: --language) to the language of the documents, or leave this document out"
             )
         targets = [sentences_as_lines(reference, language=language) for reference in several]
         scores = scorer.score_multi(targets, sentences_as_lines(prediction, language=language))

@@ -126,7 +126,7 @@ def _suite(data: Any) -> Suite:
             number = _whole_number(_part(item, "item_number"), "item_number")
         with errors_at(f"item {number}"):
             if number in items:
-                raise ValueError("it stands there twice. Delete one, or give it a number of its own")
+                raise ValueError("it occurs twice. Delete one copy, or give it another number")
             items[number] = _sentences(item)
             conditions = {one.condition: {region for region, _ in one.regions} for one in items[number]}
             for formula in formulas:
@@ -142,7 +142,7 @@ def _sentences(item: Any) -> tuple[Sentence, ...]:
     for condition in _part(item, "conditions", list):
         name = str(_part(condition, "condition_name"))
         if name in found:
-            raise ValueError(f"it has the condition {name!r} twice. Delete one, or name it otherwise")
+            raise ValueError(f"it has the condition {name!r} twice. Delete one copy, or give it another name")
         regions: dict[int, tuple[str, ...]] = {}
         with errors_at(f"condition {name!r}"):
             for region in _part(condition, "regions", list):

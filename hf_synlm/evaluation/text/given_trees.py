@@ -76,8 +76,8 @@ def trees_in_order(paths: Sequence[PathLike], items: Iterable[TextItem]) -> Iter
         tree = next(trees, None) if key else None
         if key and (tree is None or plain_word(" ".join(tree.words)) != key):
             raise ValueError(
-                f"sentence {number} ({item.text!r}) has no tree at its place"
-                + ("" if tree is None else f", where {tree.source} has that of {' '.join(tree.words)!r}")
+                f"The tree for sentence {number} ({item.text!r}) is not at its place"
+                + ("" if tree is None else f": {tree.source} has the tree of {' '.join(tree.words)!r} there")
                 + ". Give the trees of a long file in the order of its texts, one for each"
             )
         yield tree
@@ -126,9 +126,9 @@ def fit_labels(
     if lacking and not drop:
         counts = ", ".join(f"{label} in {count}" for label, count in lacking.most_common())
         raise ValueError(
-            f"the model lacks labels of the {sum(tree is not None for tree in trees)} trees: {counts}. It knows "
-            f"{', '.join(sorted(codec.labels))}. --unknown-labels drop leaves unknown labels out. In "
-            "--unknown-labels FILE, a line 'SQ S' renames SQ to S, and a label alone is left out."
+            f"the model does not know some labels of the {sum(tree is not None for tree in trees)} trees: {counts}. "
+            f"Its labels are {', '.join(sorted(codec.labels))}. --unknown-labels drop removes brackets with unknown "
+            "labels. In --unknown-labels FILE, a line 'SQ S' renames SQ to S, and a line 'SQ' removes SQ."
         )
     if roots:
         counts = ", ".join(f"{label} in {count}" for label, count in roots.most_common())

@@ -86,7 +86,7 @@ def _separated(path: PathLike, kind: str, line_ends: bool) -> Iterator[dict[str,
             filled.update(place for place in unnamed if fields[place])
             if len(filled) > 1:
                 places = ", ".join(str(place + 1) for place in sorted(filled))
-                raise ValueError(f"{path}:{first}: columns {places} have text up to this row, but no name. Add names")
+                raise ValueError(f"{path}:{first}: columns {places} hold text, but have no name. Add names")
             yield {name: field for name, field in zip(header, fields, strict=True) if name or field}
     if header is None:
         raise ValueError(f"{path} is empty: the first line must name the columns")

@@ -114,15 +114,15 @@ def iterate_items(
     if file_format(path, kind) == "txt":
         if named is not None:
             raise ValueError(
-                f"{path} is read as plain text, which has no column {named!r}. Give the format of a table, as by "
-                f"{flag} tsv"
+                f"{path} is read as plain text, which has no column {named!r}. If it is a table, give its format, "
+                f"for example {flag} tsv"
             )
         items = _items_of_lines(path, kind is not None, flag)
     elif word_column is not None and text_column is None:
         if by_sentences:
             raise ValueError(
-                "--split-sentences splits texts, and this table has a word per row. Name the column of its "
-                "sentences by --sentence-column"
+                "--split-sentences does not apply to a table with one word per row. Name the column of sentences by "
+                "--sentence-column"
             )
         table = read_rows(path, file_format(path, kind))
         items = _items_of_words(path, table, word_column, item_column or "item", sentence_column)
@@ -203,11 +203,11 @@ def _items_of_words(
             where = f"{path}: data row {place + 1}"
             item = str(_label(row, item_column, where, needed=True)).strip()
             if not item:
-                raise ValueError(f"{where} has an empty {item_column!r}. Give every row the item that it belongs to")
+                raise ValueError(f"{where} has an empty {item_column!r}. Fill in the item of every row")
             if item in known or not set(found) <= set(apart):
                 raise ValueError(
                     f"{where}: item {item!r} has rows elsewhere, or conditions that earlier items lack. A table of "
-                    f"more than {_NUM_ROWS:,} rows is read in pieces. Sort it by item, and put those with all "
+                    f"more than {_NUM_ROWS:,} rows is read in pieces. Sort the table by item, and put items with all "
                     "conditions first"
                 )
             part = None if sentence is None else _label(row, sentence, where, needed=True)
@@ -288,7 +288,7 @@ def _telling_columns(
         name = min(doubtful, key=lambda name: (str(rows[0].get(name)).isdecimal(), changes[name]))
         raise ValueError(
             f"{path}: where {name!r} changes inside an item, {doubtful[name]}. If each part is a text of its own, "
-            f"add --sentence-column {name}, or call the column condition. If the item is one text, add "
+            f"add --sentence-column {name}, or rename the column to 'condition'. If the item is one text, add "
             f"--sentence-column {item_column}"
         )
     return sorted(found)

@@ -129,7 +129,7 @@ def known_trees(codec: TreeCodec, trees: Sequence[TreebankSentence]) -> list[Tre
         labels = {label for lacking in unknown for label, _, _ in lacking}
         raise ValueError(
             f"every tree of {' '.join(trees[0].words)!r} has a label that the model does not know "
-            f"({', '.join(sorted(labels))}; it knows {', '.join(codec.labels)}). Rename or remove these labels"
+            f"({', '.join(sorted(labels))}; its labels are {', '.join(codec.labels)}). Rename or remove these labels"
         )
     return known
 

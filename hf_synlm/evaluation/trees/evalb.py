@@ -184,9 +184,9 @@ def labeled_f1(
         num_errors += sentences[-1].status == "error"
         if num_errors > parameters.max_errors + 1:  # EVALB looks at its counter before it counts
             raise ValueError(
-                f"the words of more than {parameters.max_errors + 1} sentences differ from the gold words, the last is "
-                f"sentence {number} ({sentences[-1].reason}). Score trees over the same words, or raise max_errors "
-                "(MAX_ERROR of a parameter file)"
+                f"the words of more than {parameters.max_errors + 1} sentences differ from the gold words. The last "
+                f"of them is sentence {number} ({sentences[-1].reason}). Score trees over the same words, or raise "
+                "max_errors (MAX_ERROR of a parameter file)"
             )
     cutoff = parameters.cutoff_length
     return EvalbScores(

@@ -153,7 +153,7 @@ def make_treebank(
             break
     unknown = check_tags(tags, remedy) if punctuation != "keep" and punctuation_by == "tag" else 0
     if not sentences:
-        raise ValueError("no sentence has words that are not punctuation. Check the treebank and how it is filtered")
+        raise ValueError("every word is punctuation. Check the treebank and the options that remove words")
     told = "" if punctuation == "keep" or punctuation_by == "tag" else f" (told by {punctuation_by})"
     if unknown:
         told += f", with {plural(unknown, 'word')} of unknown tags"

@@ -128,7 +128,7 @@ def check_spans(spans: Sequence[Span], num_tokens: int, what: str) -> None:
         if not 0 <= start < end <= num_tokens:
             raise ValueError(
                 f"span ({start}, {end}) of the {what} does not fit into {plural(num_tokens, 'token')}. Spans are "
-                "half-open, and count the same tokens as the lengths"
+                "half-open. Count spans and lengths in the same tokens"
             )
 
 

@@ -100,7 +100,7 @@ def _gold_sentence(line: str, number: int, style: str) -> TreebankSentence:
     if style == "treebank":
         sentences = list(parse_treebank([line], source=source))
         if len(sentences) != 1:
-            raise ValueError(f"{source} holds {len(sentences)} trees. Give one per sentence")
+            raise ValueError(f"{source} holds {len(sentences)} trees. Give one tree per sentence")
         return sentences[0]
     if style != "unlabeled":
         raise ValueError(f"reference_style is {style!r}. Choose 'treebank' or 'unlabeled'")
