@@ -103,8 +103,8 @@ TreeStyle = Annotated[
     parsed.TreeStyle | None,
     typer.Option(
         help="Brackets in a file. unlabeled is ((the cat) sleeps). labeled is (S (NP the cat) (VP sleeps)). treebank "
-        "has a tag for each word. Without this option, the form of the brackets tells, and a remark says if "
-        "this is a guess. JSON lines need no format."
+        "has a tag for each word. Without this option, the form of the brackets decides. A remark is printed "
+        "if it can mean several formats. JSON lines need no format."
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]

@@ -105,8 +105,8 @@ def _encode_batch(backend: Tokenizer, sentences: list[str]) -> list[Encoding]:
         return backend.encode_batch(sentences, add_special_tokens=False)
     except Exception as error:  # tokenizers raises bare exceptions, e.g. if the unknown token is missing
         raise ValueError(
-            f"The tokenizer cannot encode the text: {error}. Add to the vocabulary the unknown token that the "
-            "tokenizer's model names, or choose another tokenizer."
+            f"The tokenizer cannot encode the text: {error}. Is its unknown token (unk_token) in the vocabulary? If "
+            "not, add the unknown token to the vocabulary, or choose another tokenizer."
         ) from error
 
 

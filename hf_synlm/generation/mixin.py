@@ -483,8 +483,8 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         """
         if isinstance(scores, JointBeamScores):
             raise ValueError(
-                "compute_transition_scores needs scores of tokens, but a joint beam scores derivation and words "
-                "together. Read sequences_scores, or generate with structure_mode='marginal'."
+                "compute_transition_scores needs a score for each token, but a joint beam has one score for derivation "
+                "and words together. Read sequences_scores, or generate with structure_mode='marginal'."
             )
         return super().compute_transition_scores(sequences, scores, beam_indices, normalize_logits)
 
