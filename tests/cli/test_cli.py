@@ -143,7 +143,7 @@ def test_surprisal_by_several_models(models, texts, capsys):
     (other,) = json.loads(Path(f"{out}.meta.json").read_text())["options"]["other_models"]
     assert other["architecture"] == "ONLSTMForCausalLM" and other["estimator"] == "exact"
     assert "--lmzoo has only one column of surprisals. Give one --model" in fail(capsys, *command, "--lmzoo")
-    assert "--cache and --trees work with one --model" in fail(capsys, *command, "--cache", "c")
+    assert "--cache and --trees work with only one --model" in fail(capsys, *command, "--cache", "c")
     assert "--model rnng is given 2 times" in fail(capsys, *command, "--model", models["rnng"])
     assert "--model a is given 2 times" in fail(capsys, "surprisal", texts, "--model", "x/a/model", "--model", "b/a")
 

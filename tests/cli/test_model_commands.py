@@ -140,7 +140,7 @@ def test_generate_options(saved_models: Path, capsys):
     assert "works only with --sample" in fail(capsys, *gpt2, "--top-k", 2)
     assert "act on words alone" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
     assert "Write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
-    assert "has its own option for this" in fail(capsys, *gpt2, "--generate-option", "num_return_sequences=2")
+    assert "the command has its own option for" in fail(capsys, *gpt2, "--generate-option", "num_return_sequences=2")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
     assert "Leave one of the two out" in fail(capsys, *gpt2, __file__)
     assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved_models)

@@ -62,9 +62,9 @@ def test_forests():
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        ([GEN, COMP], r"action 1 at position 1, with 1 item"),
+        ([GEN, COMP], r"action 1 is not possible at position 1, with 1 item"),
         ([GEN, GEN, GEN, COMP], "leave 2 items on the stack"),
-        ([GEN, 2], "action 2 at position 1, with 1 item"),
+        ([GEN, 2], "action 2 is not possible at position 1, with 1 item"),
     ],
 )
 def test_wrong_actions_are_named(actions, message):
