@@ -667,7 +667,7 @@ def test_frequencies_of_a_file(tables, capsys):
     assert "names logarithms. Name a column or a file of counts" in fail(capsys, *COMMON[:-1], "log_frequency")
     write(tables / "rt.tsv", WORDS, OF_TIMES)
     assert "frequency needs --frequencies" in fail(capsys, *COMMON[:-2], "--baseline", "frequency,length")
-    assert "'lenght' is " in fail(capsys, *COMMON, "--baseline", "lenght")
+    assert "'lenght' is unknown" in fail(capsys, *COMMON, "--baseline", "lenght")
 
 
 def test_frequencies_of_the_package_wordfreq(tables, capsys, monkeypatch):

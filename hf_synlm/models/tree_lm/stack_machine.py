@@ -130,8 +130,8 @@ class TreeLMStackMachine(LabeledStackMachine):
         """Read plain text before the begin token; keep its keys and values."""
         if text.ids.shape[1] > self.max_with_context:
             raise ValueError(
-                f"A context of {text.ids.shape[1]} tokens leaves too few positions for a tree. Give at most "
-                f"{self.max_with_context:.0f} tokens, half of the backbone's positions."
+                f"A context of {text.ids.shape[1]} tokens leaves too few positions for a tree. The limit is "
+                f"{self.max_with_context:.0f}, half of the backbone's positions."
             )
         embedded = self.model.embed(text.ids)
         cache = self.model.backbone(inputs_embeds=embedded, use_cache=True)[CACHE]

@@ -231,7 +231,7 @@ class URNNGTrainingArguments(RecurrentTrainingArguments):
     without_layers = "gradient_checkpointing"
 
     per_device_train_batch_size: int = option(16, "Sentences per process and micro step.", minimum=1)
-    learning_rate: float = option(1.0, "Learning rate (SGD) of all weights of the model except the action head.", minimum=0)
+    learning_rate: float = option(1.0, "Learning rate (SGD) of all weights except the action head.", minimum=0)
     weight_decay: float = option(0.0, "L2 penalty. It is added to the gradients after clipping.", minimum=0)
     max_grad_norm: float = option(0.0, "Not used here. Set --model-grad-norm and --network-grad-norm.", minimum=0)
 
