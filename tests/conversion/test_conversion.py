@@ -48,7 +48,7 @@ def test_configurations_that_do_not_fit(checkpoint):
     with pytest.raises(ValueError, match="ldr_detach"):
         convert_state_dict("gpst", state, {**config, "r2d2_config": {**config["r2d2_config"], "ldr_detach": True}})
     config["r2d2_config"]["ext_vocab_size"] = 5
-    refused("ext_vocab_size 5", convert_state_dict, "gpst", state, config)
+    refused("ext_vocab_size is 5", convert_state_dict, "gpst", state, config)
 
 
 def test_the_gpst_of_silm_is_refused_as_ours_and_converted(checkpoint, tmp_path):

@@ -125,7 +125,7 @@ def test_a_saved_model_needs_the_package(trained: Path, capsys: pytest.CaptureFi
     assert synlm(["info", str(trained / "model")]) == 0
     assert "so the folder loads only with hf_synlm, as all n-gram models do" in capsys.readouterr().out
     error = fail(capsys, "export", trained / "model", "--out", trained / "out")
-    assert "Copy the folder of an n-gram model, which loads only with hf_synlm" in error
+    assert "If it is an n-gram model, copy its folder, which loads only with hf_synlm" in error
 
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_labels_of_binary_trees(tmp_path: Path) -> None:
     file = tmp_path / "trees.txt"
     file.write_text("(NP (X the) (X people) (X of))\n(S (NP (X the) (X people) (X of)))\n")
     scorer, given = scorer_of("tree_lm_binary"), read_proposals([file])
-    refused("@, S.NP; it knows NP, S, VP", score_proposals, scorer, WORDS[:3], given[WORDS[:3]])
+    refused("@, S.NP; its labels are NP, S, VP", score_proposals, scorer, WORDS[:3], given[WORDS[:3]])
 
 
 def test_result_states_its_protocol(trees: Path) -> None:

@@ -115,7 +115,7 @@ class TestMaliciousCheckpoints:
             ({"activation_function": "os.system"}, "activation_function 'os.system' is unknown"),
             ({"height_loss": ["sentence"]}, "height_loss"),
             ({"__class__": "os.system"}, "must be set to a class"),
-            ({"bos_token_id": 10**6}, "outside the vocabulary"),
+            ({"bos_token_id": 10**6}, "not in the vocabulary"),
         ],
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
     )

@@ -91,7 +91,7 @@ def test_ids_and_shapes_are_checked_at_every_entrance(name: str) -> None:
         refused(message, model.parse, ids, **options)
     refused("logits_to_keep=-1", model, ids, logits_to_keep=-1)
     cache = model(ids, use_cache=True).past_key_values
-    refused("1 sentences, input_ids 2 rows", model, ids.expand(2, -1), past_key_values=cache)
+    refused("1 sentences, but input_ids has 2 rows", model, ids.expand(2, -1), past_key_values=cache)
 
 
 # --------------------------------------------------------------------------------------------------------- generation

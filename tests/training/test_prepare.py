@@ -752,7 +752,7 @@ def test_tokenizers_that_cannot_be_used(tmp_path):
 
     with pytest.raises(ValueError, match="has 2 tokens, but its largest id is 70000. Number its tokens from 0 to 1"):
         prepared_with({"the": 0, "cat": 70_000}, "the", text)
-    with pytest.raises(ValueError, match="tokenizer cannot encode the text: .*Add to the vocabulary the unknown token"):
+    with pytest.raises(ValueError, match="tokenizer cannot encode the text: .*add the unknown token to the vocabulary"):
         prepared_with({"the": 0}, "<unk>", text)
     shutil.rmtree(tmp_path / "out")
     assert sentences_of(prepared_with({"the": 0, "cat": 1}, "<unk>", text).train) == [[[0, 1]]]

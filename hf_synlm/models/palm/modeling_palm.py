@@ -281,8 +281,8 @@ class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMix
         for row, pairs in enumerate(spans):
             for span in pairs:
                 is_pair = len(span) == 2 and all(isinstance(x, int) for x in span)
-                if not (is_pair and 0 <= span[0] < span[1] <= width):
-                    raise ValueError(f"{span!r} in row {row} is not a span (i, j) with 0 <= i < j <= {width}.")
+                if not (is_pair and span[0] < span[1] and 0 <= span[1] <= width):  # it may begin in the segment before
+                    raise ValueError(f"{span!r} in row {row} is not a span (i, j) with i < j and 0 <= j <= {width}.")
 
     def parse(
         self,

@@ -191,7 +191,7 @@ class TestConversion:
             (lambda s: s.pop("decoder.bias"), {}, "lm_head.bias"),
             (lambda s: s.update({"decoder.weight": s["decoder.weight"] + 1}), {}, "differ"),
             (lambda s: None, {"nhid": 99}, "nhid is 99"),
-            (lambda s: None, {"wds": "no"}, "wds is 'no'"),
+            (lambda s: None, {"wds": "no"}, "wds = 'no'"),
         ],
     )
     def test_checkpoints_that_do_not_fit(self, change, options, message):

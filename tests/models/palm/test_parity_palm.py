@@ -195,7 +195,7 @@ def test_other_forms_of_a_checkpoint():
     twice = {**tensors, "rnns.0.module.weight_hh_l0": tensors["rnns.0.module.weight_hh_l0_raw"]}
     assert torch.equal(convert_palm(twice, meta)(ids).logits, expected)
     twice["rnns.0.module.weight_hh_l0"] = twice["rnns.0.module.weight_hh_l0"] + 1
-    refused("Two tensors", convert_palm, twice, meta)
+    refused("and an earlier tensor", convert_palm, twice, meta)
     assert convert_palm({key: value.double() for key, value in tensors.items()}, meta).dtype == torch.float64
     layers = {key: value for key, value in tensors.items() if not key.startswith(("_att_", "_hidden_"))}
     baseline = convert_palm(layers, {**meta, "eos_token_id": 3})
