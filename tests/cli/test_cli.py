@@ -214,24 +214,24 @@ def test_word_correction_is_recorded_only_where_it_applies(models, texts, capsys
     assert json.loads(Path(f"{out}.meta.json").read_text())["options"]["word_correction"] is False
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "model", "said", "values"),
-    [
-        # Items with several texts, a text that is longer than the model's positions, and unknown words.
-        (
-            "a.csv",
-            "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n",
-            "gpt2",
-            "several texts: 1.*--word-column",
-            "item 112",
-        ),
-        # A row for each region; conditions of pairs are no regions.
-        ("a.csv", "sentence,item,region\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "--word-column", "item 112"),
-        ("a.csv", "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "several texts: 1", "item 112"),
-        ("a.txt", "We ask\n" + "peace and hope " * 60, "gpt2", "1 of 2 texts .* 127 positions", "word_id 12"),
-        ("a.txt", "of xyzzy plugh\n", "rnng", "2 of 3 words .67%. are unknown.*--tokenize ptb", "oov 011"),
-    ],
-)
+REMARKS = [
+    # Items with several texts, a text that is longer than the model's positions, and unknown words.
+    (
+        "a.csv",
+        "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n",
+        "gpt2",
+        "several texts: 1.*--word-column",
+        "item 112",
+    ),
+    # A row for each region; conditions of pairs are no regions.
+    ("a.csv", "sentence,item,region\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "--word-column", "item 112"),
+    ("a.csv", "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "several texts: 1", "item 112"),
+    ("a.txt", "We ask\n" + "peace and hope " * 60, "gpt2", "1 of 2 texts .* 127 positions", "word_id 12"),
+    ("a.txt", "of xyzzy plugh\n", "rnng", "2 of 3 words .67%. are unknown.*--tokenize ptb", "oov 011"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "model", "said", "values"), REMARKS)
 def test_surprisal_tells_what_to_mind(models, tmp_path, capsys, name, content, model, said, values):
     column, begin = values.split()
     (tmp_path / name).write_text(content)
@@ -554,15 +554,15 @@ def test_texts_that_stand_row_by_row_are_told_by_their_column(tmp_path, names):
 TWO_TEXTS = [("the cat", "slept"), ("a dog in town", "barked")]
 
 
-@pytest.mark.parametrize(
-    ("header", "cells", "said"),
-    [
-        ("type\tregion", "ab", "where 'type' changes inside an item, 'region' begins anew, as in '1'"),
-        ("part\ttype", "ab", "where 'type' changes inside an item, 'part' begins anew, as in '1'"),
-        ("region", "", "'region' begins anew inside item '1', with 'n1'. If each part .* in a column condition"),
-        ("word_id", "", "'word_id' begins anew inside item '1', with 'n1'"),
-    ],
-)
+WITHOUT_CONDITION = [
+    ("type\tregion", "ab", "where 'type' changes inside an item, 'region' begins anew, as in '1'"),
+    ("part\ttype", "ab", "where 'type' changes inside an item, 'part' begins anew, as in '1'"),
+    ("region", "", "'region' begins anew inside item '1', with 'n1'. If each part .* in a column condition"),
+    ("word_id", "", "'word_id' begins anew inside item '1', with 'n1'"),
+]
+
+
+@pytest.mark.parametrize(("header", "cells", "said"), WITHOUT_CONDITION)
 def test_texts_without_a_condition_are_refused_by_the_column_that_tells_them(tmp_path, header, cells, said):
     """Regions begin anew; they never tell texts apart themselves. --sentence-column item reads an item as one text."""
     rows = []

@@ -184,25 +184,25 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "trees.json:1: this is not a parsed sentence" in fail(capsys, "draw", files / "trees.json")
 
 
-@pytest.mark.parametrize(
-    ("lines", "style"),
-    [
-        (["((the cat) sleeps)"], "unlabeled"), (["(I (ask (for peace)))"], "unlabeled"), (["(a b)"], "unlabeled"),
-        (["((the cat) (sat down))"], "unlabeled"), (["(S (NP We) (VP sleep))"], "labeled"),
-        (["(S We (VP ask))"], "labeled"), (["( (S (NP (PRP We)) (VP (VBP ask)) (. .)) )"], "treebank"),
-        (["(S (PRP We) (VP (VBP ask)))"], "treebank"), (['{"words": ["A"]}'], "labeled"),
-        (["(狗 (吃 (小 鱼)))", "(我 (看 书))"], "unlabeled"), (["((小 狗) (在 (院子 里)))"], "unlabeled"),
-        (["(I (SAW (THE DOG)))"], "unlabeled"), (["(1 (2 (3 4)))"], "unlabeled"), (["((كلب قرأ) كتاب)"], "unlabeled"),
-        (["(nsubj (det the) cat)", "(root (nsubj she) runs)"], "labeled"), (["(句 狗 (名 吃 鱼))"], "labeled"),
-        (["(X (X a) (X b))"], "labeled"), (["(S (X 狗) (VP 吃 (NP 鱼)))"], "labeled"), (["(S (NP We) .)"], "labeled"),
-        (["(sentence (sn (spec (da0ms0 El)) (grup.nom (ncms000 perro))) (grup.verb (vmip3s0 ladra)))"], "treebank"),
-        (["(IP (NP (NR 小明)) (PU ，) (VP (VV 看) (NP (NN 书) (PU 、) (NN 报))) (PU 。))"], "treebank"),
-        (["(NOUNP (ADP Im) (ADJ alten) (NOUN Garten))"], "treebank"), (["( (NP (NN dog)) )"], "treebank"),
-        (["(VERBP (NOUNP (ART das) (NN Haus)) (VVFIN steht) ($. .))"], "treebank"),
-        (["( (NP (DT the) (NN cat)) (VP (VBD sat)) (. .))"], "treebank"),
-        (["( (IP-MAT (NP-SBJ (PRO-N hann)) (VBDI svaf)) (ID FAKE,1.2))"], "treebank"),
-    ],
-)  # fmt: skip
+STYLES = [
+    (["((the cat) sleeps)"], "unlabeled"), (["(I (ask (for peace)))"], "unlabeled"), (["(a b)"], "unlabeled"),
+    (["((the cat) (sat down))"], "unlabeled"), (["(S (NP We) (VP sleep))"], "labeled"),
+    (["(S We (VP ask))"], "labeled"), (["( (S (NP (PRP We)) (VP (VBP ask)) (. .)) )"], "treebank"),
+    (["(S (PRP We) (VP (VBP ask)))"], "treebank"), (['{"words": ["A"]}'], "labeled"),
+    (["(狗 (吃 (小 鱼)))", "(我 (看 书))"], "unlabeled"), (["((小 狗) (在 (院子 里)))"], "unlabeled"),
+    (["(I (SAW (THE DOG)))"], "unlabeled"), (["(1 (2 (3 4)))"], "unlabeled"), (["((كلب قرأ) كتاب)"], "unlabeled"),
+    (["(nsubj (det the) cat)", "(root (nsubj she) runs)"], "labeled"), (["(句 狗 (名 吃 鱼))"], "labeled"),
+    (["(X (X a) (X b))"], "labeled"), (["(S (X 狗) (VP 吃 (NP 鱼)))"], "labeled"), (["(S (NP We) .)"], "labeled"),
+    (["(sentence (sn (spec (da0ms0 El)) (grup.nom (ncms000 perro))) (grup.verb (vmip3s0 ladra)))"], "treebank"),
+    (["(IP (NP (NR 小明)) (PU ，) (VP (VV 看) (NP (NN 书) (PU 、) (NN 报))) (PU 。))"], "treebank"),
+    (["(NOUNP (ADP Im) (ADJ alten) (NOUN Garten))"], "treebank"), (["( (NP (NN dog)) )"], "treebank"),
+    (["(VERBP (NOUNP (ART das) (NN Haus)) (VVFIN steht) ($. .))"], "treebank"),
+    (["( (NP (DT the) (NN cat)) (VP (VBD sat)) (. .))"], "treebank"),
+    (["( (IP-MAT (NP-SBJ (PRO-N hann)) (VBDI svaf)) (ID FAKE,1.2))"], "treebank"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "style"), STYLES)
 def test_labels_are_told_from_words_in_any_language(lines, style):
     for given in (lines, [*lines, "", *lines]):
         assert guess_style(given)[0] == style
@@ -227,15 +227,15 @@ def test_a_guess_is_said_and_an_error_names_the_style(files, capsys):
     assert "trees.txt:1: the word '狗'" not in message and "read as treebank" in message and "<text>" not in message
 
 
-@pytest.mark.parametrize(
-    ("labels", "lines"),
-    [
-        (("S",), ["(S  狗)", "", "鱼"]),  # as unlabeled, two words
-        (("NN", "S"), ["(S  (NN 狗) (NN 吃))"]),  # as a treebank, without constituents
-        (("NP", "S"), ["(S (NP 狗) (NP 吃))"]),
-        (None, ["(狗 (吃 鱼))", "", "鱼"]),
-    ],
-)
+WRITTEN = [
+    (("S",), ["(S  狗)", "", "鱼"]),  # as unlabeled, two words
+    (("NN", "S"), ["(S  (NN 狗) (NN 吃))"]),  # as a treebank, without constituents
+    (("NP", "S"), ["(S (NP 狗) (NP 吃))"]),
+    (None, ["(狗 (吃 鱼))", "", "鱼"]),
+]
+
+
+@pytest.mark.parametrize(("labels", "lines"), WRITTEN)
 def test_written_trees_are_read_as_they_were_meant(labels, lines):
     style = "labeled" if labels else "unlabeled"
     parsed = parses_of_lines(lines, style)

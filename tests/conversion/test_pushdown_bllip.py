@@ -129,19 +129,19 @@ class Evil:
         return os.system, ("true",)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (pickle.dumps(Evil()), "system is not allowed"),
-        (pickled(["<pad>", "<eos>"], module="vocabulary", name="CharVocabulary"), "CharVocabulary is not allowed"),
-        (pickle.dumps({"words": {}}), "no attribute 'words'"),
-        (b"no pickle", "is not a vocab.pkl"),
-        (pickled(["<eos>", "<pad>"]), "begin with <pad> .0."),
-        (pickled(["<pad>", "a"]), "contain <eos>"),
-        (pickled(["<pad>", "<eos>", "</s>"]), "another vocabulary"),
-        (pickled(["<pad>", "<eos>", 3]), "another vocabulary"),  # type: ignore[list-item]
-    ],
-)
+OTHER_PICKLES = [
+    (pickle.dumps(Evil()), "system is not allowed"),
+    (pickled(["<pad>", "<eos>"], module="vocabulary", name="CharVocabulary"), "CharVocabulary is not allowed"),
+    (pickle.dumps({"words": {}}), "no attribute 'words'"),
+    (b"no pickle", "is not a vocab.pkl"),
+    (pickled(["<eos>", "<pad>"]), "begin with <pad> .0."),
+    (pickled(["<pad>", "a"]), "contain <eos>"),
+    (pickled(["<pad>", "<eos>", "</s>"]), "another vocabulary"),
+    (pickled(["<pad>", "<eos>", 3]), "another vocabulary"),  # type: ignore[list-item]
+]
+
+
+@pytest.mark.parametrize(("content", "message"), OTHER_PICKLES)
 def test_other_pickles_are_refused(content: bytes, message: str, tmp_path: Path):
     (tmp_path / "vocab.pkl").write_bytes(content)
     refused(message, read_vocabulary, tmp_path / "vocab.pkl")

@@ -66,18 +66,18 @@ def test_labels_and_their_function_tags() -> None:
     assert read(tree, label_separators="") == read(tree, keep_functions=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("(S (NP (PRP He)) (VP (VB said) (-LRB- () (NP (NN yes)) (-RRB- ))) (. .))", "He said -LRB- yes -RRB- ."),
-        (r"(S (VB said) (-LRB- \() (NP (NN yes)) (-RRB- \)) (. .))", "said -LRB- yes -RRB- ."),
-        ("(S (PUNCT () (NN a) ($( ()(X ($( ))))", "-LRB- a -LRB- -RRB-"),
-        ('(CS (S ($( ") (NP (ART Der)) ($, ,)))', '" Der ,'),
-        ("(S (VB like(d)) (PRP (s)he) (NN f(x)(y)))", "like-LRB-d-RRB- -LRB-s-RRB-he f-LRB-x-RRB--LRB-y-RRB-"),
-        ("(S (SYM \\) (NN a))", "\\ a"),
-        ("(S (NP (PRP\t(Dia))) (VP (VB (makan)) (NP (NN (nasi)))) (NP (*-1)) (S (0)) (Z (.)))", "Dia makan nasi ."),
-    ],
-)  # fmt: skip
+PARENTHESES = [
+    ("(S (NP (PRP He)) (VP (VB said) (-LRB- () (NP (NN yes)) (-RRB- ))) (. .))", "He said -LRB- yes -RRB- ."),
+    (r"(S (VB said) (-LRB- \() (NP (NN yes)) (-RRB- \)) (. .))", "said -LRB- yes -RRB- ."),
+    ("(S (PUNCT () (NN a) ($( ()(X ($( ))))", "-LRB- a -LRB- -RRB-"),
+    ('(CS (S ($( ") (NP (ART Der)) ($, ,)))', '" Der ,'),
+    ("(S (VB like(d)) (PRP (s)he) (NN f(x)(y)))", "like-LRB-d-RRB- -LRB-s-RRB-he f-LRB-x-RRB--LRB-y-RRB-"),
+    ("(S (SYM \\) (NN a))", "\\ a"),
+    ("(S (NP (PRP\t(Dia))) (VP (VB (makan)) (NP (NN (nasi)))) (NP (*-1)) (S (0)) (Z (.)))", "Dia makan nasi ."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), PARENTHESES)
 def test_parentheses_that_are_characters(text: str, words: str) -> None:
     (sentence,) = parse_treebank([text])
     assert sentence.words == tuple(words.split())
@@ -95,17 +95,17 @@ def test_other_parentheses_are_refused_with_advice() -> None:
     refuse("(NN ())", r"\(\) contains neither")
 
 
-@pytest.mark.parametrize(
-    ("text", "first", "second"),
-    [
-        ("(S (A a)\n(S (A b))\n(S (A c))))", 1, 2),
-        ("(S (A z))\n(S (A z))\n(S (A a)\n(NP (A b)))", 3, 4),
-        ("(S (A a)\n(NP (A b)))\n(S (A z))\n(S (A z))", 1, 2),
-        ("(S (A z))\n(ROOT (S (A a))\n  (ROOT (S (A b))))", 2, 3),
-        ("( (S (A a))\n( (S (A b))))", 1, 2),
-        ("(S\n  (A a)\n(S\n  (A b)))\n(S\n  (A c)))", 1, 3),
-    ],
-)
+MISSING_BRACKETS = [
+    ("(S (A a)\n(S (A b))\n(S (A c))))", 1, 2),
+    ("(S (A z))\n(S (A z))\n(S (A a)\n(NP (A b)))", 3, 4),
+    ("(S (A a)\n(NP (A b)))\n(S (A z))\n(S (A z))", 1, 2),
+    ("(S (A z))\n(ROOT (S (A a))\n  (ROOT (S (A b))))", 2, 3),
+    ("( (S (A a))\n( (S (A b))))", 1, 2),
+    ("(S\n  (A a)\n(S\n  (A b)))\n(S\n  (A c)))", 1, 3),
+]
+
+
+@pytest.mark.parametrize(("text", "first", "second"), MISSING_BRACKETS)
 def test_a_missing_bracket_does_not_merge_trees(text: str, first: int, second: int) -> None:
     refuse(text, f"(?s)(:{first}: .*never closed.*line {second}|:{second}: .*line {first}$)")
 

@@ -125,15 +125,15 @@ def test_labels_of_whole_sentences_stay() -> None:
     assert renamed[0].labeled_spans == (("VP", 1, 2), ("S", 0, 2))
 
 
-@pytest.mark.parametrize(
-    ("leaves", "text"),
-    [
-        ("`` We ask '' -- -LRB- peace -RRB-", '"We ask" — (peace)'),
-        ("`` We ask '' -- -LRB- peace -RRB-", "“We ask” -- (peace)"),
-        ("the people ' '' ask", "the people’” ask"),
-        ("We `` ask '' ...", "We 'ask'…"),
-    ],
-)
+MARKS = [
+    ("`` We ask '' -- -LRB- peace -RRB-", '"We ask" — (peace)'),
+    ("`` We ask '' -- -LRB- peace -RRB-", "“We ask” -- (peace)"),
+    ("the people ' '' ask", "the people’” ask"),
+    ("We `` ask '' ...", "We 'ask'…"),
+]
+
+
+@pytest.mark.parametrize(("leaves", "text"), MARKS)
 def test_marks_of_treebanks_are_those_of_print(leaves: str, text: str, tmp_path: Path) -> None:
     words = leaves.split()
     file = _file(tmp_path / "gold.mrg", f"(S {' '.join(f'(X {word})' for word in words)})\n")

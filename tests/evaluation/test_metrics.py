@@ -67,16 +67,16 @@ WORDS = ["((the cat) (sleeps well))", "(I (eat nuts))"]
 UNLABELED = ["((the cat) (sleeps well) .)", "(I (eat (-LRB- nuts -RRB-)))"]
 
 
-@pytest.mark.parametrize(
-    ("predictions", "references", "options"),
-    [
-        (LABELED, GOLD, {"prediction_style": "labeled"}),
-        (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "ignore"}),
-        (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "keep"}),
-        (WORDS, UNLABELED, {"reference_style": "unlabeled"}),
-        (WORDS, GOLD, {"max_length": 3}),
-    ],
-)
+UNLABELED_OPTIONS = [
+    (LABELED, GOLD, {"prediction_style": "labeled"}),
+    (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "ignore"}),
+    (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "keep"}),
+    (WORDS, UNLABELED, {"reference_style": "unlabeled"}),
+    (WORDS, GOLD, {"max_length": 3}),
+]
+
+
+@pytest.mark.parametrize(("predictions", "references", "options"), UNLABELED_OPTIONS)
 def test_unlabeled_options(load, predictions, references, options):
     scores = load("unlabeled_parsing_f1").compute(predictions=predictions, references=references, **options)
     assert scores["corpus_f1"] == 1 and scores["num_sentences"] == (1 if "max_length" in options else 2)
@@ -154,18 +154,18 @@ def test_syntaxgym_is_that_of_the_library(load, saved_models, tmp_path):
     assert found["options"]["num_beams"] == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "message"),
-    [
-        ("unlabeled_parsing_f1", {"predictions": ["((the dog) (sleeps well))"]}, "word 2 is 'dog', .*'cat'"),
-        ("unlabeled_parsing_f1", {"predictions": WORDS[:1], "convention": "f1"}, "'f1'"),
-        ("unlabeled_parsing_f1", {"predictions": WORDS[:1], "prediction_style": "ptb"}, "'ptb'"),
-        ("labeled_parsing_f1", {"predictions": ["(S (NP"]}, "prediction 0: .* is never closed"),
-        ("surprisal", {"predictions": "the dog"}, "predictions is 'the dog'"),
-        ("syntaxgym", {"suites": "suite.json"}, "suites is 'suite.json'"),
-        ("syntaxgym", {"suites": ["nowhere.json"]}, r"nowhere\.json"),
-    ],
-)
+BAD_INPUT = [
+    ("unlabeled_parsing_f1", {"predictions": ["((the dog) (sleeps well))"]}, "word 2 is 'dog', .*'cat'"),
+    ("unlabeled_parsing_f1", {"predictions": WORDS[:1], "convention": "f1"}, "'f1'"),
+    ("unlabeled_parsing_f1", {"predictions": WORDS[:1], "prediction_style": "ptb"}, "'ptb'"),
+    ("labeled_parsing_f1", {"predictions": ["(S (NP"]}, "prediction 0: .* is never closed"),
+    ("surprisal", {"predictions": "the dog"}, "predictions is 'the dog'"),
+    ("syntaxgym", {"suites": "suite.json"}, "suites is 'suite.json'"),
+    ("syntaxgym", {"suites": ["nowhere.json"]}, r"nowhere\.json"),
+]
+
+
+@pytest.mark.parametrize(("name", "inputs", "message"), BAD_INPUT)
 def test_bad_input_is_named(load, saved_models, name, inputs, message):
     gold = {"references": GOLD[:1]} if "parsing" in name else {"model_id": str(saved_models / "gpt2")}
     refused(message, load(name).compute, **inputs, **gold)

@@ -413,14 +413,14 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
     assert "README.md stays as it is: its numbers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("command", "public"),
-    [
-        ("synlm evaluate pairs /data/ann/x.tsv --out=/data/a/b.json", "synlm evaluate pairs x.tsv --out=b.json"),
-        ("synlm parse '/data/my texts/a.txt' ~/m", "synlm parse a.txt m"),
-        ("synlm parse model_cards/gpst-tiny ../x -", "synlm parse model_cards/gpst-tiny ../x -"),
-    ],
-)
+COMMANDS = [
+    ("synlm evaluate pairs /data/ann/x.tsv --out=/data/a/b.json", "synlm evaluate pairs x.tsv --out=b.json"),
+    ("synlm parse '/data/my texts/a.txt' ~/m", "synlm parse a.txt m"),
+    ("synlm parse model_cards/gpst-tiny ../x -", "synlm parse model_cards/gpst-tiny ../x -"),
+]
+
+
+@pytest.mark.parametrize(("command", "public"), COMMANDS)
 def test_commands_on_cards_have_no_folders_of_a_machine(command: str, public: str):
     scores, hardware = {"accuracy": 0.5}, {"device_name": "x", "device": "cpu", "num_threads": 1}
     result = EvaluationResult("pairs", scores, {"name": "m"}, {}, {}, hardware=hardware, command=command)

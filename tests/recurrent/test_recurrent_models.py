@@ -304,22 +304,22 @@ def test_trees_and_probabilities(name, end, begin, decoder):
         assert parsed.brackets(list("abcdef")).replace("(", "").replace(")", "") == "a b c d e f"
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("on_lstm", {"distances": "gold"}, "gold"),
-        ("on_lstm", {"distances": "supervised"}, "Layer 1 has no supervised distances"),
-        ("on_lstm", {"layer": 3}, "Layer 3"),
-        ("on_lstm", {"word_ends": torch.ones(1, 3)}, "word_ends"),
-        ("on_lstm", {"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
-        ("on_lstm", {"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids has no token"),
-        ("palm", {"input_ids": torch.zeros(1, 2).long()}, "no token"),
-        ("palm", {"method": "distance"}, "distance"),
-        ("awd_lstm", {}, "span_attention=False"),
-        ("prpn", {"method": "search"}, "method 'search'"),
-        ("prpn", {"distances": "supervised"}, "no supervised distances"),
-    ],
-)
+BAD_PARSE_OPTIONS = [
+    ("on_lstm", {"distances": "gold"}, "gold"),
+    ("on_lstm", {"distances": "supervised"}, "Layer 1 has no supervised distances"),
+    ("on_lstm", {"layer": 3}, "Layer 3"),
+    ("on_lstm", {"word_ends": torch.ones(1, 3)}, "word_ends"),
+    ("on_lstm", {"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
+    ("on_lstm", {"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids has no token"),
+    ("palm", {"input_ids": torch.zeros(1, 2).long()}, "no token"),
+    ("palm", {"method": "distance"}, "distance"),
+    ("awd_lstm", {}, "span_attention=False"),
+    ("prpn", {"method": "search"}, "method 'search'"),
+    ("prpn", {"distances": "supervised"}, "no supervised distances"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), BAD_PARSE_OPTIONS)
 def test_bad_options_of_parse_are_named(name, options, message):
     refused(message, make_model(name).parse, **{"input_ids": ids_of(4)[0], **options})
 
@@ -366,15 +366,15 @@ def test_supervised_loss_is_that_of_all_pairs(name, scope):
         assert "weight" not in key or not ("split_head" in key or "supervised_head" in key) or gradient.any(), key
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "message"),
-    [
-        ("on_lstm", 6, "does not learn from trees"),
-        ("on_lstm, split head", 5, r"distances are \(1, 5\)"),
-        ("prpn", 6, "parsing_network='recurrent'"),
-        ("prpn, syd", 5, "Align"),
-    ],
-)
+BAD_DISTANCES = [
+    ("on_lstm", 6, "does not learn from trees"),
+    ("on_lstm, split head", 5, r"distances are \(1, 5\)"),
+    ("prpn", 6, "parsing_network='recurrent'"),
+    ("prpn, syd", 5, "Align"),
+]
+
+
+@pytest.mark.parametrize(("name", "width", "message"), BAD_DISTANCES)
 def test_bad_distances_are_named(name, width, message):
     ids, _ = ids_of(6)
     refused(message, make_model(name), ids, labels=ids, distances=torch.ones(1, width))

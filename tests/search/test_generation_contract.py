@@ -212,17 +212,16 @@ def test_other_end_tokens_only_stop(model, mode):
                     assert found[0, PROMPT:].tolist() == cut
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prompt_lookup_num_tokens": 2}, "Use greedy search"),
-        ({"assistant_model": "itself"}, "Use greedy search"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "Use greedy search"),
-        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}, "Use greedy search"),
-        ({"not_an_option": 1}, "not_an_option"),
-    ],
-    ids=str,
-)
+NOT_SUPPORTED = [
+    ({"prompt_lookup_num_tokens": 2}, "Use greedy search"),
+    ({"assistant_model": "itself"}, "Use greedy search"),
+    ({"penalty_alpha": 0.6, "top_k": 4}, "Use greedy search"),
+    ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}, "Use greedy search"),
+    ({"not_an_option": 1}, "not_an_option"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), NOT_SUPPORTED, ids=str)
 def test_what_is_not_supported_is_an_error(model, options, message):
     options = dict(options)
     if "assistant_model" in options:

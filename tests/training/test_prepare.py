@@ -454,25 +454,25 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
     assert "".join(block.text for block in blocks) == f"{row}\n\nNext.\n\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16LE without a BOM. Convert it: iconv"),
-        ("a.txt", "(S (NN cat))".encode("utf-16"), "a.txt begins with a tree"),
-        ("a.txt", "Text.".encode("utf-16")[:-1], "a.txt: 'utf-16-le' codec can't decode byte"),
-        ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed. Unpack it first"),
-        ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text-column to one of \['body'\]"),
-        ("a.jsonl", '{"text": 7}', "a.jsonl: column 'text' holds int, not text"),
-        ("a.json", '[{"text": "x"}', "a.json is not JSON"),
-        ("a.csv", "a,b\n1,2", "no column 'text'"),
-        ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give its words, or pass"),
-        ("a.txt", b"(S1 (S (NP=2 (DT The) (NN cat))))", "a.txt begins with a tree"),
-        ("a.txt", b"(S-1 (NN cat))", "a.txt begins with a tree"),
-        ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
-        ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
-        ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
-    ],
-)
+UNREADABLE = [
+    ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16LE without a BOM. Convert it: iconv"),
+    ("a.txt", "(S (NN cat))".encode("utf-16"), "a.txt begins with a tree"),
+    ("a.txt", "Text.".encode("utf-16")[:-1], "a.txt: 'utf-16-le' codec can't decode byte"),
+    ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed. Unpack it first"),
+    ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text-column to one of \['body'\]"),
+    ("a.jsonl", '{"text": 7}', "a.jsonl: column 'text' holds int, not text"),
+    ("a.json", '[{"text": "x"}', "a.json is not JSON"),
+    ("a.csv", "a,b\n1,2", "no column 'text'"),
+    ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give its words, or pass"),
+    ("a.txt", b"(S1 (S (NP=2 (DT The) (NN cat))))", "a.txt begins with a tree"),
+    ("a.txt", b"(S-1 (NN cat))", "a.txt begins with a tree"),
+    ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
+    ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
+    ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), UNREADABLE)
 def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenizer_folder):
     path = write(tmp_path / name, content)
     good = write(tmp_path / "good.txt", "Good.")

@@ -233,14 +233,14 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("flags", "setting"),
-    [
-        ("--bptt 9", r"bptt 60 \(now 9\)"),
-        ("--schedule sgd-asgd", r"schedule_schedule 'adam-plateau' \(now 'sgd-asgd'\)"),
-        ("--validation-files {test}", r"validation '.*' \(now '.*'\)"),
-    ],
-)
+OTHER_SETTINGS = [
+    ("--bptt 9", r"bptt 60 \(now 9\)"),
+    ("--schedule sgd-asgd", r"schedule_schedule 'adam-plateau' \(now 'sgd-asgd'\)"),
+    ("--validation-files {test}", r"validation '.*' \(now '.*'\)"),
+]
+
+
+@pytest.mark.parametrize(("flags", "setting"), OTHER_SETTINGS)
 def test_other_settings_are_named(flags: str, setting: str, straight_run: Callable[..., Straight], capsys) -> None:
     straight, run = straight_run("awd_lstm", capsys)
     flags = flags.format(test=straight.parent / "trees.test.txt")

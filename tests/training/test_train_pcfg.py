@@ -192,18 +192,18 @@ def test_the_curriculum_counts_words(run: Run, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- refusals
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--tokenizer-type characters", "tokenizer-type is 'characters', but a PCFG reads words. Leave this option"),
-        ("--curriculum-words 2", "curriculum-words is 2, but the shortest training sentence has 3 words"),
-        ("--parse-options methods=viterbi", "parse_options: methods: not an option of .*method, "),
-        ("--parse-options method=search", "method 'search' is unknown"),
-        ("--gradient-accumulation-steps 99", "only 1 batches"),
-        ("--config-overrides grammar=dense,rank=3", "rank"),
-        ("--max-sentence-words 2", "there are no"),
-    ],
-)
+REFUSED = [
+    ("--tokenizer-type characters", "tokenizer-type is 'characters', but a PCFG reads words. Leave this option"),
+    ("--curriculum-words 2", "curriculum-words is 2, but the shortest training sentence has 3 words"),
+    ("--parse-options methods=viterbi", "parse_options: methods: not an option of .*method, "),
+    ("--parse-options method=search", "method 'search' is unknown"),
+    ("--gradient-accumulation-steps 99", "only 1 batches"),
+    ("--config-overrides grammar=dense,rank=3", "rank"),
+    ("--max-sentence-words 2", "there are no"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
 def test_what_is_refused_before_training(flags: str, message: str, run: Run, tmp_path: Path) -> None:
     data = of_text(tmp_path, "the cat sees the dog", "a dog sings")
     (gold := tmp_path / "gold.txt").write_text("(S (NP (DT a) (NN dog)) (VBZ sings))\n")

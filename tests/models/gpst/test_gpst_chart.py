@@ -120,15 +120,15 @@ def test_given_trees_come_back():
         assert sorted(span for span in listed if span[1] - span[0] > 1) == sorted(spans[row])
 
 
-@pytest.mark.parametrize(
-    ("spans", "message"),
-    [
-        ([[(0, 2), (1, 3), (0, 3)]], "cross"),
-        ([[(0, 2)]], "inner nodes"),
-        ([[(0, 2), (2, 4), (0, 4)]], "does not fit"),
-        ([[(0, 3)]], "not the union"),
-    ],
-)
+BAD_TREES = [
+    ([[(0, 2), (1, 3), (0, 3)]], "cross"),
+    ([[(0, 2)]], "inner nodes"),
+    ([[(0, 2), (2, 4), (0, 4)]], "does not fit"),
+    ([[(0, 3)]], "not the union"),
+]
+
+
+@pytest.mark.parametrize(("spans", "message"), BAD_TREES)
 def test_bad_trees_are_named(spans, message):
     refused(message, plan_trees, spans, torch.ones(1, 3, dtype=torch.long))
 

@@ -148,25 +148,25 @@ def test_classifier():
 THREE = torch.full((1, 3), 7)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"input_ids": torch.rand(2, 3)}, "integers"),
-        ({"input_ids": torch.tensor([[7, 99]])}, "99"),
-        ({"input_ids": torch.tensor([[1]])}, "no token"),
-        ({"input_ids": torch.full((1, 65), 7)}, "65 tokens"),
-        ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
-        ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
-        ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
-        ({"input_ids": torch.full((1, 3), 7), "labels": torch.tensor([[7, 40, 7]])}, "Label 40"),
-        (
-            {"input_ids": THREE, "spans": [[(0, 2), (0, 3)]], "word_ends": torch.tensor([[True, False, True]])},
-            "cuts a word",
-        ),
-        ({"input_ids": torch.full((1, 3), 7), "spans": []}, "rows"),
-        ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([[0, 0]])}, "permutation"),
-    ],
-)
+BAD_INPUT = [
+    ({"input_ids": torch.rand(2, 3)}, "integers"),
+    ({"input_ids": torch.tensor([[7, 99]])}, "99"),
+    ({"input_ids": torch.tensor([[1]])}, "no token"),
+    ({"input_ids": torch.full((1, 65), 7)}, "65 tokens"),
+    ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
+    ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
+    ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
+    ({"input_ids": torch.full((1, 3), 7), "labels": torch.tensor([[7, 40, 7]])}, "Label 40"),
+    (
+        {"input_ids": THREE, "spans": [[(0, 2), (0, 3)]], "word_ends": torch.tensor([[True, False, True]])},
+        "cuts a word",
+    ),
+    ({"input_ids": torch.full((1, 3), 7), "spans": []}, "rows"),
+    ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([[0, 0]])}, "permutation"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
 def test_bad_input_is_named(arguments, message):
     model = tiny()
     if not {"labels", "spans", "merge_order"} & set(arguments):

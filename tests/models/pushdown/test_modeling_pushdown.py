@@ -241,18 +241,18 @@ def test_model_without_trees_takes_the_best_ones(tmp_path: Path) -> None:
     assert torch.equal(bare(ids).last_hidden_state, expected)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"attachments": None, "labels": torch.tensor([[3, 4, 4]])}, "labels need attachments"),
-        ({"labels": torch.tensor([[3, 9, 4]])}, "labels must be input_ids, or -100"),
-        ({"labels": torch.tensor([[3.0, 4.0, 4.0]])}, "labels must be input_ids, or -100"),
-        ({"attachments": torch.tensor([[1, 2]])}, r"attachments are torch.int64 \(1, 2\)"),
-        ({"attachments": torch.tensor([[1.0, 2.0, 1.0]])}, "attachments are torch.float32"),
-        ({"attachments": torch.tensor([[1, 2, 30]])}, "position 3 of row 0 is attached to 30"),
-        ({"attention_mask": torch.zeros(1, 3)}, "Row 0 of input_ids has no token"),
-    ],
-)
+WRONG_INPUTS = [
+    ({"attachments": None, "labels": torch.tensor([[3, 4, 4]])}, "labels need attachments"),
+    ({"labels": torch.tensor([[3, 9, 4]])}, "labels must be input_ids, or -100"),
+    ({"labels": torch.tensor([[3.0, 4.0, 4.0]])}, "labels must be input_ids, or -100"),
+    ({"attachments": torch.tensor([[1, 2]])}, r"attachments are torch.int64 \(1, 2\)"),
+    ({"attachments": torch.tensor([[1.0, 2.0, 1.0]])}, "attachments are torch.float32"),
+    ({"attachments": torch.tensor([[1, 2, 30]])}, "position 3 of row 0 is attached to 30"),
+    ({"attention_mask": torch.zeros(1, 3)}, "Row 0 of input_ids has no token"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_INPUTS)
 def test_wrong_inputs_are_refused(arguments: dict[str, Any], message: str) -> None:
     given = {"input_ids": torch.tensor([[3, 4, 4]]), "attachments": torch.tensor([[1, 2, 1]])}
     refused(message, tiny(), **{**given, **arguments})

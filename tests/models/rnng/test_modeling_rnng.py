@@ -243,29 +243,29 @@ def test_small_integers_are_token_ids(dtype):
 TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"input_ids": torch.tensor([[5, 6, 99]])}, "99"),
-        ({"input_ids": torch.tensor([[5, 6, 3, 7]]), "attention_mask": torch.tensor([[1, 1, 0, 1]])}, "holes"),
-        ({"input_ids": TWO, "actions": ACTIONS.repeat(2, 1)}, "Row 1 of input_ids has no token"),
-        ({"actions": ACTIONS.repeat(2, 1)}, "for 1 rows"),
-        ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, r"actions hold -1: ids below the padding .0. are"),
-        ({"actions": torch.tensor([[0, 3, 1, 1, 1, 2]])}, "padding.*right end"),
-        ({"actions": torch.tensor([[3, 1, 0, 1, 1, 2]])}, "padding.*right end"),
-        ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*Add the missing actions"),
-        ({"actions": torch.tensor([[3, 1, 1, 1, 9, 2, 2]])}, "action 9 at position 4 is illegal"),
-        ({"actions": torch.zeros(1, 4, dtype=torch.long)}, "row 0: the 0 actions stop with"),
-        ({"word_ends": torch.ones(1, 2)}, "word_ends"),
-        (
-            {"word_ends": torch.tensor([[True, False, True]]), "actions": torch.tensor([[3, 1, 4, 1, 2, 1, 2]])},
-            "row 0: action 2 at position 4.*pieces of a word",
-        ),
-        ({"labels": torch.tensor([[5, 6, 8]])}, "labels must be input_ids, or -100"),
-        ({"actions": None, "labels": IDS}, "need actions"),
-        ({"actions": None, "output_logits": True}, "need actions"),
-    ],
-)
+BAD_INPUT = [
+    ({"input_ids": torch.tensor([[5, 6, 99]])}, "99"),
+    ({"input_ids": torch.tensor([[5, 6, 3, 7]]), "attention_mask": torch.tensor([[1, 1, 0, 1]])}, "holes"),
+    ({"input_ids": TWO, "actions": ACTIONS.repeat(2, 1)}, "Row 1 of input_ids has no token"),
+    ({"actions": ACTIONS.repeat(2, 1)}, "for 1 rows"),
+    ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, r"actions hold -1: ids below the padding .0. are"),
+    ({"actions": torch.tensor([[0, 3, 1, 1, 1, 2]])}, "padding.*right end"),
+    ({"actions": torch.tensor([[3, 1, 0, 1, 1, 2]])}, "padding.*right end"),
+    ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*Add the missing actions"),
+    ({"actions": torch.tensor([[3, 1, 1, 1, 9, 2, 2]])}, "action 9 at position 4 is illegal"),
+    ({"actions": torch.zeros(1, 4, dtype=torch.long)}, "row 0: the 0 actions stop with"),
+    ({"word_ends": torch.ones(1, 2)}, "word_ends"),
+    (
+        {"word_ends": torch.tensor([[True, False, True]]), "actions": torch.tensor([[3, 1, 4, 1, 2, 1, 2]])},
+        "row 0: action 2 at position 4.*pieces of a word",
+    ),
+    ({"labels": torch.tensor([[5, 6, 8]])}, "labels must be input_ids, or -100"),
+    ({"actions": None, "labels": IDS}, "need actions"),
+    ({"actions": None, "output_logits": True}, "need actions"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
 def test_bad_input_is_named(arguments, message):
     refused(message, tiny(), **{"input_ids": IDS, "actions": ACTIONS, **arguments})
 

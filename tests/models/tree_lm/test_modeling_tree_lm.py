@@ -285,20 +285,20 @@ def test_parse_finds_what_forward_scores(structure):
     assert tiny(TreeLMModel, structure_attention=structure)(values["input_ids"]).last_hidden_state.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("structure", "actions", "message"),
-    [
-        ("causal", [3, 1, 2, 4, 1, 1, 2], "row 0.*position 3"),
-        ("causal", [3, 1, 1, 2], "token"),
-        ("causal", [1, 3, 1, 1, 2], "SHIFT"),
-        ("causal", [3, 1, 1, 99, 1, 2, 2], "action 99"),
-        ("binary", [1, 1, 4, 1, 3, 4], "row 0.*position 4.*FINISH"),
-        ("binary", [1, 1, 4, 1, 4], "finished"),
-        ("binary", [1, 4, 1, 1, 4, 3], "position 1.*two"),
-        ("binary", [1, 1, 99, 1, 4, 3], "action 99"),
-        ("binary", [1, 1, 2, 1, 4, 3], "position 2"),
-    ],
-)
+BAD_DERIVATIONS = [
+    ("causal", [3, 1, 2, 4, 1, 1, 2], "row 0.*position 3"),
+    ("causal", [3, 1, 1, 2], "token"),
+    ("causal", [1, 3, 1, 1, 2], "SHIFT"),
+    ("causal", [3, 1, 1, 99, 1, 2, 2], "action 99"),
+    ("binary", [1, 1, 4, 1, 3, 4], "row 0.*position 4.*FINISH"),
+    ("binary", [1, 1, 4, 1, 4], "finished"),
+    ("binary", [1, 4, 1, 1, 4, 3], "position 1.*two"),
+    ("binary", [1, 1, 99, 1, 4, 3], "action 99"),
+    ("binary", [1, 1, 2, 1, 4, 3], "position 2"),
+]
+
+
+@pytest.mark.parametrize(("structure", "actions", "message"), BAD_DERIVATIONS)
 def test_bad_derivations_are_named(structure, actions, message):
     refused(message, tiny(structure_attention=structure), torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
 
@@ -403,16 +403,16 @@ def test_a_decoder_of_transformers_is_the_backbone(kind, tmp_path):
     torch.testing.assert_close(again(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "message"),
-    [
-        ("bert", {"is_decoder": True}, "'bert', not a decoder"),
-        ("mistral", {"sliding_window": 8}, "sliding_attention"),
-        ("mamba", {}, "linear_attention"),
-        ("bloom", {"n_head": 4}, "position_ids"),
-        ("cohere", {"logit_scale": 0.5}, "scales or caps"),
-    ],
-)
+UNFIT_DECODERS = [
+    ("bert", {"is_decoder": True}, "'bert', not a decoder"),
+    ("mistral", {"sliding_window": 8}, "sliding_attention"),
+    ("mamba", {}, "linear_attention"),
+    ("bloom", {"n_head": 4}, "position_ids"),
+    ("cohere", {"logit_scale": 0.5}, "scales or caps"),
+]
+
+
+@pytest.mark.parametrize(("kind", "more", "message"), UNFIT_DECODERS)
 def test_decoders_that_do_not_fit_are_refused(kind, more, message, tmp_path):
     config = decoder_config(kind)
     for name, value in more.items():
