@@ -324,9 +324,8 @@ def test_treebank_command(tmp_path, capsys):
     ]
     facts = json.loads((tmp_path / "out.txt.meta.json").read_text())
     assert (facts["trees"], facts["words"], facts["left_out"]) == (3, 11, {"no words": 1, "no words left": 1})
-    assert [len(facts[name]) for name in ("inputs", "output")] == [3, 1] and facts["command"].startswith(
-        "synlm treebank"
-    )
+    assert [len(facts[name]) for name in ("inputs", "output")] == [3, 1]
+    assert facts["command"].startswith("synlm treebank")
     printed = capsys.readouterr().err
     assert all(f"1 left out ({why})" in printed for why in ("no words", "no words left"))
     assert main([*command, "--words", "ptb-concat", "--max-words", "4", "--overwrite"]) == 0

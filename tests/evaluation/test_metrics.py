@@ -103,9 +103,8 @@ def test_labeled_is_evalb(load):
 def test_surprisal_is_that_of_the_library(load, saved_models, architecture):
     texts = [SENTENCES[0], "  ", "He  said no"]
     options = {"num_beams": 2} if architecture == "gpst" else {}
-    found = load("surprisal").compute(
-        predictions=texts, model_id=str(saved_models / architecture), device="cpu", **options
-    )
+    given = {"model_id": str(saved_models / architecture), "device": "cpu", **options}
+    found = load("surprisal").compute(predictions=texts, **given)
     json.dumps(found, allow_nan=False)
     assert found["words"] == [text.split() for text in texts]
     expected = score_words(scorer_of(architecture, details=True, **options), [TextItem("", text) for text in texts])
@@ -196,8 +195,7 @@ def test_glue_scores_are_those_of_evaluate():
 def test_rouge_scores_are_those_of_evaluate():
     assert len(STORED["rouge"]) == 3
     for case in STORED["rouge"]:
-        texts = case["predictions"], case["references"]
-        found = rouge_scores(*texts, use_stemmer=case["use_stemmer"])
+        found = rouge_scores(case["predictions"], case["references"], use_stemmer=case["use_stemmer"])
         means = {name: 100 * sum(values) / len(values) for name, values in case["scores"].items()}
         assert {name: found[name] for name in means} == pytest.approx(means)
         assert means["rougeLsum"] > means["rougeL"]  # texts of several sentences, with moved words
@@ -209,7 +207,6 @@ def test_rouge_scores_are_those_of_evaluate():
 )
 def test_rouge_of_other_scripts(text, language):
     """Equal texts have 100; by the tokens of English some have none, which is an error."""
-    assert set(rouge_scores([text], [text], language=language).values()) >= {100.0}
     assert rouge_scores([text], [text], language=language)["rouge1"] == 100
     assert rouge_scores(["xyz"], [text], language=language)["rouge1"] == 0
     if not re.search("[a-z]", text):

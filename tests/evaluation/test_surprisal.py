@@ -63,8 +63,7 @@ def test_searched_scores_are_those_of_parse(architecture, estimator):
     model, tokenizer = model_and_tokenizer(architecture)
     scores = score_words(scorer_of(architecture, estimator=estimator, num_beams=3, details=True), ITEMS[:2])
     for sentence, found in zip(SENTENCES[:2], scores, strict=True):
-        ids = torch.tensor([tokenizer(sentence)["input_ids"]])
-        parsed = model.parse(ids, num_beams=3, stepwise=True)
+        parsed = model.parse(torch.tensor([tokenizer(sentence)["input_ids"]]), num_beams=3, stepwise=True)
         expected = parsed.stepwise_log_probs if estimator == "stepwise" else parsed.token_log_probs
         assert [p for _, p in found.tokens] == pytest.approx(expected[0].tolist(), abs=1e-4)
         assert found.log_probs.sum().item() == pytest.approx(expected.sum().item(), abs=1e-3)
@@ -135,8 +134,7 @@ def test_entropies_are_those_of_the_logits(architecture):
         scores = score_words(scorer, ITEMS)
         for item, found, without in zip(ITEMS, scores, plain, strict=True):
             [text] = encode_sentences(tokenizer, [item.text.split()])
-            ids = torch.tensor([[scorer.begin_id, *text.ids]])
-            p = model(ids).logits[0].double().softmax(-1)
+            p = model(torch.tensor([[scorer.begin_id, *text.ids]])).logits[0].double().softmax(-1)
             expected = -(p * p.clamp(min=1e-300).log()).sum(-1) if kind == "shannon" else 2 * p.sqrt().sum(-1).log()
             first = [text.word_of_token.index(word) for word in range(len(found.words))]
             assert found.more[column].tolist() == pytest.approx(expected[first].tolist(), abs=1e-4)
@@ -275,8 +273,7 @@ def test_parts_add_up(architecture):
     # With one derivation the lexical part is the log-probability of the word in its state.
     one = scorer_of(architecture, details=True, num_beams=1)
     model, tokenizer = model_and_tokenizer(architecture)
-    ids = torch.tensor([tokenizer(SENTENCES[1])["input_ids"]])
-    parsed = model.parse(ids, num_beams=1, lexical=True)
+    parsed = model.parse(torch.tensor([tokenizer(SENTENCES[1])["input_ids"]]), num_beams=1, lexical=True)
     (found,) = score_words(one, ITEMS[1:2])
     assert found.lexical.sum().item() == pytest.approx(parsed.lexical_log_probs.sum().item(), abs=1e-4)
 
@@ -486,8 +483,7 @@ def messy_line(generator: random.Random) -> str:
 @pytest.mark.parametrize("architecture", ["on_lstm", "prpn", "palm"])
 def test_measures_of_the_one_tree(architecture):
     lines = ["We ask for peace and hope", "", "We", "\x00 The state of our Union"]
-    scorer = scorer_of(architecture, details=True)
-    scores = score_words(scorer, [TextItem("", line) for line in lines])
+    scores = score_words(scorer_of(architecture, details=True), [TextItem("", line) for line in lines])
     model, tokenizer = model_and_tokenizer(architecture)
     (parsed,) = parse_sentences(model, tokenizer, [lines[0].split()])
     distance, depth, opened, closed = (scores[0].more[name].tolist() for name in TREE_COLUMNS)

@@ -211,11 +211,7 @@ WRONG_SUITES = [
     (("predictions", 0, "formula"), "(3;%plural%) < (3;%match%)", "'plural'.* match, mismatch"),
     (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "no region 9"),
     (("meta", "metric"), "product", "metric 'product'"),
-    (
-        ("predictions", 0, "formula"),
-        "(noun;%match%) < (3;%match%)",
-        r"prediction 0: formula '\(noun.*region 'noun'",
-    ),
+    (("predictions", 0, "formula"), "(noun;%match%) < (3;%match%)", r"prediction 0: formula '\(noun.*region 'noun'"),
     (("predictions", 1, "formula"), "(3;%match%) <= 2", "prediction 1: formula '.*' cannot be read: .* join"),
     (("predictions", 1, "formula"), "2 * (3;%match%) < 1", r"prediction 1: .*'\* \(3;%match%' is unknown"),
     (("predictions", 1, "formula"), "(3;%50% off%) < 1", "without % in its name"),

@@ -439,11 +439,8 @@ def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str
 def test_trees_are_searched_once(models: Path, files: dict[str, str], tmp_path: Path, monkeypatch, capfd) -> None:
     """By the pretrained model, of every row; and by the final model, of the rows for validation."""
     rows, plain = [], hf_synlm.RNNGForSequenceClassification.best_trees
-    monkeypatch.setattr(
-        hf_synlm.RNNGForSequenceClassification,
-        "best_trees",
-        lambda *inputs: rows.append(len(inputs[1])) or plain(*inputs),
-    )
+    noted = lambda *inputs: rows.append(len(inputs[1])) or plain(*inputs)  # noqa: E731
+    monkeypatch.setattr(hf_synlm.RNNGForSequenceClassification, "best_trees", noted)
     limits = ("--max-train-samples", "5", "--max-eval-samples", "2", "--evaluation-steps", "1")
     results = run("glue", models / "rnng", files, tmp_path / "out", *limits)
     assert rows == [5, 2, 2] and len(results["evaluations"]) == 3

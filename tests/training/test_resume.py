@@ -283,8 +283,7 @@ def test_signal_saves_and_ends_without_error(gpst: Callable[..., ScriptRun], str
     assert checkpoint.name == "step_2"
     assert f"stopped by SIGINT at step 2: saved in {checkpoint}. The same command continues" in text
     assert not (run.output_dir / "all_results.json").exists()
-    again = gpst("signal", "--checkpointing-steps", "0")
-    assert f"resumed from {checkpoint} at step 2" in again.finish()
+    assert f"resumed from {checkpoint} at step 2" in gpst("signal", "--checkpointing-steps", "0").finish()
     same_run(run.output_dir, straight)
 
 

@@ -150,8 +150,7 @@ def test_sentences_of_one_word_are_left_out(run: Run, tmp_path: Path) -> None:
     """In training and in evaluation, for they have probability 0; so do blank lines."""
     lines = ("the cat sees the dog", "yes", "", "a dog sings", "no")
     flags = ("--max-train-steps", "2", "--tokenizer-min-frequency", "1", *of_text(tmp_path, *lines))
-    found = run(tmp_path / "out", *flags)
-    assert found["evaluations"][-1]["losses"]["tokens"] == 6 + 4
+    assert run(tmp_path / "out", *flags)["evaluations"][-1]["losses"]["tokens"] == 6 + 4
     vocabulary = json.loads((tmp_path / "out" / "model" / "tokenizer.json").read_text())["model"]["vocab"]
     assert "sings" in vocabulary and not {"yes", "no"} & set(vocabulary)
     file = str(tmp_path / "text.txt")

@@ -75,8 +75,7 @@ def test_the_table_of_architectures_says_what_the_recipes_are() -> None:
             assert [task for task, found in tasks.items() if found] == [row.task] * (row.task in tasks)
             assert (recipe.prepare is not Recipe.prepare) == (row.learner != "default")
             if row.model is not None:
-                config = row.model_class.config_class
-                assert not row.preset or row.preset in config.presets
+                assert not row.preset or row.preset in row.model_class.config_class.presets
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -429,8 +429,7 @@ def test_changed_settings_are_named(tmp_path: Path) -> None:
     assert checkpoints.load_checkpoint(run.accelerator, folder, settings).settings == run.state.settings
     # How a tokenizer was last called changes nothing.
     tokenizer(["a b", "b"], padding=True, truncation=True, max_length=1)
-    again = common.course_settings(run.arguments, run.model.config, run.accelerator, tokenizer)
-    assert again == settings
+    assert common.course_settings(run.arguments, run.model.config, run.accelerator, tokenizer) == settings
     run.arguments.learning_rate = 0.5
     run.model.config.window_size = 7
     two = SimpleNamespace(num_processes=2, mixed_precision="bf16", distributed_type="MULTI_CPU")
@@ -466,5 +465,4 @@ def test_steps_read_the_batches_that_the_sampler_names(tmp_path: Path) -> None:
 
     reports = list(steps.optimizer_steps(run, batches, remember, StopSignals()))
     assert torch.equal(torch.cat(seen), rows.repeat(2, 1)) and run.state.consumed == 16
-    tokens = int((gpst_rows()["attention_mask"][:4]).sum())
-    assert reports[0].tokens == tokens
+    assert reports[0].tokens == int((gpst_rows()["attention_mask"][:4]).sum())

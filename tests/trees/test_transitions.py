@@ -38,8 +38,7 @@ def test_exactly_the_possible_sequences_are_accepted(name, num_labels, length):
         is_complete = len(stacks[-1]) == 1 and (actions[-1] == FINISH if name == "in_order" else actions[-1] == REDUCE)
         num_complete += is_complete
         if is_complete:
-            tree = stacks[-1][0]
-            assert spans == labeled_spans_of(tree) == system.actions_to_spans([*actions, PAD, PAD])
+            assert spans == labeled_spans_of(stacks[-1][0]) == system.actions_to_spans([*actions, PAD, PAD])
             assert system.spans_to_actions(spans, actions.count(SHIFT)) == list(actions)
         else:
             refused("So the sentence is not finished", system.actions_to_spans, actions)

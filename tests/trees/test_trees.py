@@ -69,8 +69,7 @@ def test_binarize_directions():
 
 def test_brackets_of_the_example():
     spans, words = [(0, 2), (3, 5), (2, 5), (0, 5)], ["fruit", "flies", "like", "a", "banana"]
-    text = "((fruit flies) (like (a banana)))"
-    assert spans_to_brackets(spans, words) == text
+    assert spans_to_brackets(spans, words) == "((fruit flies) (like (a banana)))"
     assert brackets_to_spans("  ( (fruit\nflies)(like (a banana) ) ) ") == (spans, words)
     assert spans_to_brackets([], ["hello"]) == "hello"
     assert brackets_to_spans("hello") == ([], ["hello"])
@@ -156,8 +155,7 @@ def test_wrong_input_is_named(function, arguments, message):
 def test_fold_tokens():
     # un|believ|able  stories  ab|ound
     word_ends = [False, False, True, True, False, True]
-    spans = [(1, 3), (0, 3), (0, 4), (4, 6), (0, 6)]
-    assert fold_tokens(spans, word_ends) == [(0, 2), (0, 3)]
+    assert fold_tokens([(1, 3), (0, 3), (0, 4), (4, 6), (0, 6)], word_ends) == [(0, 2), (0, 3)]
     assert fold_tokens(right_branching(3), [True] * 3) == right_branching(3)
     assert fold_tokens([(0, 2)], [False, True]) == []
     labeled = fold_tokens([(1, 3), (0, 3), (0, 5)], [True, False, True, False, True], keep_words=True)

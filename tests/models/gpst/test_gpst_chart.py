@@ -81,8 +81,7 @@ def test_mbr_tree_has_the_most_expected_spans_of_all_trees_of_the_chart(window):
     torch.manual_seed(window)
     rows = [generator.randint(1, 8) for _ in range(20)]
     sentence_ids = torch.tensor([[1] * n + [0] * (8 - n) for n in rows])
-    order = torch.stack([torch.randperm(7) for _ in rows])
-    plan = plan_chart(order, sentence_ids, window)
+    plan = plan_chart(torch.stack([torch.randperm(7) for _ in rows]), sentence_ids, window)
     scores = 2 * torch.randn(plan.left_CM.shape)
     for first, last, width in plan.levels:
         scores[first:last, width:] = -torch.inf

@@ -26,6 +26,7 @@ from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.garbage import tensors_in_cycles
 from tests.helpers.goldens import cases_of, read_meta, read_tensors
 from tests.helpers.refusals import refused
+from tests.helpers.search_models import varied
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
 from tests.models.rnng.test_rnng_fast_track import check_exact
 from tests.reference.tree_lm import log_probs, positions
@@ -57,10 +58,7 @@ def tiny(cls=TreeLMForCausalLM, **overrides):
         for name in ("hidden", "attention", "embd", "resid", "attn"):
             setattr(config, f"{name}_pdrop", 0.0)
         overrides["backbone_config"] = config
-    model = cls(TreeLMConfig(**{**TINY, **overrides}))
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model.eval()
+    return varied(cls(TreeLMConfig(**{**TINY, **overrides})), 0.1).eval()
 
 
 def batch(lengths=LENGTHS, pieces=False, left=False, structure="causal"):
@@ -379,9 +377,7 @@ def test_common_nodes_are_gathered_once(structure, states, monkeypatch):
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3", "mistral", "opt", "gpt_neox"])
 def test_a_decoder_of_transformers_is_the_backbone(kind, tmp_path):
     torch.manual_seed(0)
-    decoder = AutoModelForCausalLM.from_config(decoder_config(kind)).eval()
-    for parameter in decoder.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
+    decoder = varied(AutoModelForCausalLM.from_config(decoder_config(kind)).eval(), 0.1)
     decoder.save_pretrained(tmp_path / "decoder")
     model = TreeLMForCausalLM.from_backbone(tmp_path / "decoder", ["NP", "S"], scoring_num_beams=20)
     ids = torch.tensor([[5, 6, 7]])
