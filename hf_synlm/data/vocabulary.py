@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vocabularies of treebanks: words with classes of unknown words, or pieces of words with a mark at the end of word.
 
-All functions return a stock fast tokenizer of transformers: a saved one loads anywhere with
+All functions return a fast tokenizer of transformers: a saved one loads anywhere with
 `AutoTokenizer.from_pretrained(folder)`, without this library. Its input is sentences with white space between all words
 and punctuation marks, as in a treebank. It adds no special tokens.
 
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -28,7 +28,6 @@ from hf_synlm.data.text import check_list
 from hf_synlm.data.tokenizers import fast_tokenizer
 
 UnknownRule: TypeAlias = Literal["single", "berkeley", "berkeley2"]
-UNKNOWN_RULES = get_args(UnknownRule)
 
 PAD_TOKEN = "<pad>"
 UNKNOWN_TOKEN = "<unk>"
