@@ -12,8 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
-from hf_synlm.conversion.files import _REMEDIES as EXTRACTIONS
-from hf_synlm.conversion.files import convert_files, read_state_dict
+from hf_synlm.conversion.files import _REMEDIES as EXTRACTIONS, convert_files, read_state_dict
 from tests.helpers.goldens import read_case
 from tests.helpers.refusals import refused
 

@@ -20,8 +20,7 @@ from hf_synlm.training.arguments.text import StreamDataArguments, read_trees
 from hf_synlm.training.arguments.treebank import TreeDataArguments
 from hf_synlm.training.tasks.tree_batches import load_trees, row_to_sentence
 from hf_synlm.trees.spans import validate_spans
-from tests.helpers.commands import fail
-from tests.helpers.commands import run as run_command
+from tests.helpers.commands import fail, run as run_command
 from tests.helpers.refusals import refused
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens" / "dependencies"

@@ -9,8 +9,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from hf_synlm import GPSTConfig, SpanParserConfig

@@ -11,8 +11,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import StrictDataclassError
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hf_synlm

@@ -21,8 +21,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from datasets import Dataset, load_from_disk
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

@@ -13,8 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.training.arguments.base import TrainingArguments
-from hf_synlm.training.engine import checkpoints, samplers
-from hf_synlm.training.engine import run as common
+from hf_synlm.training.engine import checkpoints, run as common, samplers
 from hf_synlm.training.engine.speed import SpeedMeter, for_bar, peak_tflops
 from hf_synlm.training.engine.steps import StepReport
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe

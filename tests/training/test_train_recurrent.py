@@ -22,13 +22,10 @@ from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.gold_treebank import make_treebank
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
-from hf_synlm.training.arguments import base as run_arguments
-from hf_synlm.training.arguments import text as text_arguments
-from hf_synlm.training.engine import run as common
-from hf_synlm.training.engine import samplers
+from hf_synlm.training.arguments import base as run_arguments, text as text_arguments
+from hf_synlm.training.engine import run as common, samplers
 from hf_synlm.training.programs import train_recurrent
-from hf_synlm.training.tasks import stream_batches, text_recipe
-from hf_synlm.training.tasks import stream_schedule as schedules
+from hf_synlm.training.tasks import stream_batches, stream_schedule as schedules, text_recipe
 from tests.helpers.goldens import read_case
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import PACKAGE_FILES, TINY, last_wins, results_of, sample_treebank

@@ -21,13 +21,11 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.treebank import RNNGModelArguments
-from hf_synlm.training.engine import run as common
-from hf_synlm.training.engine import samplers
+from hf_synlm.training.engine import run as common, samplers
 from hf_synlm.training.engine.export import load_step
 from hf_synlm.training.programs import train_rnng
 from hf_synlm.training.tasks.tree_evaluation import spread
-from tests.helpers.commands import fail
-from tests.helpers.commands import run as run_command
+from tests.helpers.commands import fail, run as run_command
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import TINY, cut_off, sample_files
 

@@ -21,8 +21,7 @@ from hf_synlm.data.tokenizers import character_tokenizer, train_bpe_tokenizer, t
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.models.gpst.composition import GPSTPairEncoder
 from hf_synlm.training.arguments.base import TrainingArguments
-from hf_synlm.training.engine import checkpoints, loop, samplers, steps
-from hf_synlm.training.engine import run as common
+from hf_synlm.training.engine import checkpoints, loop, run as common, samplers, steps
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
 from hf_synlm.training.engine.recipe import Recipe

@@ -25,8 +25,7 @@ from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.contexts import DataArguments
 from hf_synlm.training.arguments.text import RecurrentModelArguments
 from hf_synlm.training.arguments.treebank import RNNGModelArguments
-from hf_synlm.training.engine import run as common
-from hf_synlm.training.engine import samplers
+from hf_synlm.training.engine import run as common, samplers
 from hf_synlm.training.programs import pretrain_gpst, train_pcfg, train_recurrent, train_rnng
 from hf_synlm.training.programs.prepare_text import prepare
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe, collate_plain

@@ -4,8 +4,7 @@ import random
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
 from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION, spans_to_actions

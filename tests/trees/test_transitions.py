@@ -4,8 +4,7 @@ import random
 from itertools import accumulate, product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree

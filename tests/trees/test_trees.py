@@ -2,8 +2,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_synlm.data.brackets import brackets_to_labeled_spans, brackets_to_spans
 from hf_synlm.evaluation.trees.baseline_trees import balanced, left_branching, random_tree

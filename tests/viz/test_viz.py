@@ -8,8 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_synlm import GPSTForCausalLM, viz
 from hf_synlm.core.outputs import ParseOutput

@@ -5,8 +5,7 @@ import functools
 import pytest
 import torch
 
-from hf_synlm.models.prpn import parser as prpn_parser
-from hf_synlm.models.prpn import reader as prpn_reader
+from hf_synlm.models.prpn import parser as prpn_parser, reader as prpn_reader
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.modeling_prpn import PRPNForCausalLM
 from hf_synlm.models.prpn.reader import ReadingLayer

@@ -10,8 +10,7 @@ from hf_synlm import RNNGForCausalLM
 from hf_synlm.search.labeled.fast_track import FastTrackSearch
 from hf_synlm.search.state import SyntacticCache
 from hf_synlm.trees.transitions import TransitionSystem
-from tests.helpers.search_models import INSIDE, NARROW, actions_of, assert_fits, generate
-from tests.helpers.search_models import rnng as make_model
+from tests.helpers.search_models import INSIDE, NARROW, actions_of, assert_fits, generate, rnng as make_model
 from tests.models.rnng.test_rnng_fast_track import WIDE
 from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Grammar, log_sum_exp
 

@@ -9,8 +9,7 @@ import torch
 from hf_synlm import RNNGForCausalLM
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.refusals import refused
-from tests.helpers.search_models import INSIDE, assert_same, hypotheses, padded
-from tests.helpers.search_models import rnng as make_model
+from tests.helpers.search_models import INSIDE, assert_same, hypotheses, padded, rnng as make_model
 from tests.reference.rnng_search import Grammar, log_sum_exp
 
 SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
