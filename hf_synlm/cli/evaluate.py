@@ -110,8 +110,8 @@ def perplexity(
     """Perplexity over tokens and over words, without and with the ends of sentences.
 
     The result names the estimator and the beam. It also names what counts as the end of a sentence. For RNNG and Tree
-    LM, the actions that complete the tree are the end. GPST and an LSTM have no ends. Other models have an end token.
-    To compare models with different tokenizers, use word_perplexity.
+    LM, the actions that complete the tree are the end. GPST and an LSTM do not model the end of a sentence. Other
+    models have an end token. To compare models with different tokenizers, use word_perplexity.
 
     Examples:
         synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny

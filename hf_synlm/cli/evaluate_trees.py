@@ -92,7 +92,7 @@ class CountingOptions(options.TreebankReading):
     def evalb(
         self, rule: ParsingConvention | EvalbParameters, gold: Path, limit: int | None
     ) -> Callable[[Path], EvalbScores] | None:
-        """A function that scores files as the program EVALB does. It is None if the options differ from EVALB."""
+        """A function that scores files as the program EVALB does, or None if the options differ from EVALB's."""
         if not isinstance(rule, EvalbParameters) or self.punctuation not in (None, "keep") or self.given():
             return None
         is_read = kind_of_trees(gold, read_lines(gold)) == "brackets"
@@ -439,5 +439,5 @@ def _say_roots(gold: Path, test: Path) -> None:
         path = gold if have[0] else test
         outputs.say(
             f"only {path} has brackets without a label around its trees: ( (S ...)). EVALB counts these brackets as "
-            "constituents, and the other file lacks them. `synlm treebank` removes them"
+            "constituents, and the other file lacks them. `synlm treebank` removes such brackets"
         )

@@ -160,7 +160,7 @@ class TreebankReading:
     drop_tags: str | None = option("Leave out words with these tags, separated by spaces: '-DFL- SYM'.", _BRACKETS)
     drop_labels: str | None = option("Leave out the brackets of these labels, but keep the words in them.", _BRACKETS)
     label_separators: str = option(
-        "Characters before function tags of constituents. These tags are removed.", _BRACKETS, default=LABEL_SEPARATORS
+        "Characters between a label and its function tags. These tags are removed.", _BRACKETS, default=LABEL_SEPARATORS
     )
     lemma_separator: str | None = option(
         "Character between word and lemma, if leaves have both; '-' for cats-cat.", _BRACKETS

@@ -202,7 +202,7 @@ def draw(
         raise ValueError(f"{trees} is a table of texts, not of trees. Parse it first by `synlm parse`")
     sentences = options.read_trees(trees, tree_style)
     if not any(sentence.words for sentence in sentences):
-        raise ValueError(f"{trees} holds no tree. Give a file with at least one")
+        raise ValueError(f"{trees} holds no tree. Give a file with at least one tree")
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings([sentences], style, out, str(trees), len(sentences), overwrite)
 

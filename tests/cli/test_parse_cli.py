@@ -547,7 +547,7 @@ def test_styles_that_are_guesses_are_said(files, capsys):
         trees.write_text(text, encoding="utf-8")
         assert main(["draw", str(trees), "--format", "brackets"]) == 0
         found = capsys.readouterr()
-        assert ("read as labeled. If wrong" in found.err) == (style == "labeled")
+        assert ("read as labeled. If this is wrong" in found.err) == (style == "labeled")
         assert style or "(NP a) (VP b)" in found.out
     # Of a command, --encoding is that of its input; trees that we have written are UTF-8.
     gold = files / "latin.mrg"
@@ -709,7 +709,11 @@ def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
     gold = "".join(f"(S (NP (PRP We)) (VP (VBP ask)) (. {mark}))\n" for mark in "..")
     (files / "marks.mrg").write_text(gold, encoding="utf-8")
     for style, given, remedy in (
-        ("(We ask)\n", ("--convention", "evalb"), "lack punctuation. Add --punctuation remove and --unlabeled. That"),
+        (
+            "(We ask)\n",
+            ("--convention", "evalb"),
+            "lack punctuation. Add --punctuation remove and --unlabeled. Scores are then",
+        ),
         ("(S (NP We) (VP ask))\n", ("--punctuation", "keep"), "lack punctuation. Add --punctuation remove"),
         ("(We (ask .))\n", (), "have punctuation. Add --punctuation ignore (punctuation is not scored, as in"),
     ):

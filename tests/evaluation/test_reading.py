@@ -519,7 +519,7 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     # A word that a grammar cannot derive has no surprisal that a regression takes.
     endless = [{**row, "surprisal_bits": "inf" if i == 60 else row["surprisal_bits"]} for i, row in enumerate(WORDS)]
     write(tables / "s.tsv", endless, OF_SURPRISALS)
-    assert "-5 no value of s, or at a word before" in run(capsys)[1]
+    assert "-5 no value of s, here or before" in run(capsys)[1]
     assert "--frequencies nothing is neither a file nor a column" in fail(capsys, *COMMON[:-1], "nothing")
     assert "no column 'subject'; rt.tsv has" in fail(capsys, *COMMON, "--by-subject")
 

@@ -191,7 +191,8 @@ class DecodingArguments:
     max_new_tokens: int | None = option(None, "Longest summary in tokens (default: max_target_length).", minimum=1)
     num_validation_summaries: int = option(
         0,
-        "Summaries to generate in each evaluation. Their best ROUGE selects the model; with 0, the lowest loss.",
+        "Summaries to generate in each evaluation. Their best ROUGE selects the model. With 0, the lowest loss "
+        "selects it.",
         minimum=0,
     )
     use_stemmer: bool = option(False, "ROUGE on stemmed words. The authors do not stem.")

@@ -159,8 +159,8 @@ class ParsingArguments:
     )
     parsing_max_words: int | None = option(
         None,
-        "Leave out sentences with more words. Words are counted after preprocessing, and without punctuation unless it "
-        "is kept. Default: max_sentence_words.",
+        "Leave out sentences with more words than this. Words are counted after preprocessing, and punctuation "
+        "counts only if it is kept. Default: --max-sentence-words.",
         minimum=1,
     )
     punctuation: Literal["remove", "ignore", "keep"] = option(
@@ -223,8 +223,8 @@ class ScheduleArguments:
     )
     non_monotone_interval: int = option(
         5,
-        "In sgd-asgd, averaging starts when the validation loss is above the lowest loss that is more than this "
-        "many epochs old (non-monotone trigger).",
+        "For sgd-asgd. Averaging starts when the validation loss is higher than the lowest loss of N + 1 or more "
+        "epochs earlier (non-monotone trigger). N is this number.",
         minimum=1,
     )
     averaging_epoch: int = option(40, "Epochs with Adam in adam-asgd.", minimum=1)
@@ -235,7 +235,7 @@ class ScheduleArguments:
     plateau_patience: int = option(
         2, "In adam-plateau, lower the rate when more epochs than this pass without a new best loss.", minimum=0
     )
-    plateau_factor: float = option(0.5, "In adam-plateau, multiply the learning rate by this to lower it.")
+    plateau_factor: float = option(0.5, "Factor that lowers the learning rate in adam-plateau.")
 
     def __post_init__(self):
         """Check the values."""
