@@ -223,8 +223,8 @@ class ScheduleArguments:
     )
     non_monotone_interval: int = option(
         5,
-        "For sgd-asgd. Averaging starts when the validation loss is higher than the lowest loss of N + 1 or more "
-        "epochs earlier (non-monotone trigger). N is this number.",
+        "For sgd-asgd. Averaging starts when the validation loss is higher than the lowest loss before the last N "
+        "epochs (non-monotone trigger). N is this number.",
         minimum=1,
     )
     averaging_epoch: int = option(40, "Epochs with Adam in adam-asgd.", minimum=1)
