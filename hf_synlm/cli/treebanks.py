@@ -2,12 +2,10 @@
 """`synlm treebank` and `silver`: trees for training, from treebanks and from a parser."""
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -207,11 +205,9 @@ def silver(
     texts: options.Texts,
     out: OutFile,
     overwrite: options.Overwrite = False,
-    parser: str | None = option("Parser: folder or Hub name of a model of `synlm train span-parser`; default: Stanza."),
+    parser: str = option("Parser: folder or Hub name of a model of `synlm train span-parser`.", default=MISSING),
     backbone: options.Backbone = None,
-    min_confidence: float | None = option(
-        "--parser: leave out trees with less log-probability per word (nats), such as -0.1."
-    ),
+    min_confidence: float | None = option("Leave out trees with less log-probability per word (nats), such as -0.1."),
     dtype: options.DType = "auto",
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
@@ -219,10 +215,6 @@ def silver(
         "Split each line into sentences; default: a line is a sentence.", default=False, name="--split-sentences"
     ),
     language: str = option("Language of the text, such as en, de, zh-hans.", default="en"),
-    package: str | None = option("Stanza's parser of the language; default: the one that Stanza chooses."),
-    models: Path | None = option(
-        "Folder of Stanza's models; default: ~/stanza_resources.", exists=True, file_okay=False
-    ),
     words: Literal["split", "keep"] = option(
         "split: split words and punctuation as treebanks do; keep: take the words that white space separates.",
         default="split",
@@ -230,49 +222,38 @@ def silver(
     device: options.Device = None,
     batch_size: int = option("Number of sentences to parse together.", default=50, min=1),
 ) -> None:
-    """Parse text with a span parser or with Stanza, to train on the trees.
+    """Parse text with a span parser, to train on the trees.
 
     The command writes one tree per sentence, without blank lines. `synlm treebank` turns these trees into training
     data. OUT.meta.json names the parser and holds checksums. If the command was stopped, run it again to continue.
     Until it is done, the trees are in OUT.partial.
 
-    With --parser, OUT.confidence.tsv holds the number of words of each tree. It also holds the log-probability of the
-    tree in nats per word, as if spans were independent. The parser leaves out sentences that are too long, and words
-    that it cannot read.
-
-    Without --parser, Stanza parses (pip install '.[silver]'). Its missing models are downloaded.
+    OUT.confidence.tsv holds the number of words of each tree. It also holds the log-probability of the tree in nats per
+    word, as if spans were independent. The parser leaves out sentences that are too long, and words that it cannot
+    read.
 
     Examples:
         synlm silver novel.txt --split-sentences --parser model_cards/span-parser-mini --out silver.mrg
-        synlm silver sentences.txt --language de --out silver.mrg
         synlm treebank silver.mrg --max-words 40 --out train.txt
     """
     confidences = Path(f"{out}.confidence.tsv")
-    outputs.check_out(out, overwrite, texts, models, model=parser, beside=outputs.meta_file)
-    outputs.check_out(confidences if parser else None, overwrite, texts)
-    of_stanza = {"package": package, "models": models}
-    of_parser = {"backbone": backbone, "min_confidence": min_confidence, "dtype": None if dtype == "auto" else dtype}
-    given = (name for name, value in (of_stanza if parser else of_parser).items() if value is not None)
-    options.refuse(given, "this is an option of Stanza" if parser else "this is an option for --parser")
+    outputs.check_out(out, overwrite, texts, model=parser, beside=outputs.meta_file)
+    outputs.check_out(confidences, overwrite, texts)
     inputs = describe_files([texts])
     items = read_items(texts, text_column=text_column, kind=input_format, flag="--input-format")
     lines = [item.text for item in items if item.text.strip()]
     if by_sentence:
         lines = [sentence for line in lines for sentence in split_sentences(line, language=language)]
-    if parser is None:
-        facts, trees = _trees_of_stanza(lines, out, language, package, models, words, device, batch_size)
-    else:
-        loading = options.Parsing(backbone=backbone, device=device, dtype=dtype, batch_size=batch_size)
-        facts, rows = _trees_of_parser(lines, out, loading, parser, words, min_confidence)
-        trees = [tree for tree, _, _ in rows]
-        table = "".join(f"{count}\t{confidence:.4f}\n" for _, count, confidence in rows)
-        write_text(confidences, f"words\tconfidence\n{table}")
-    write_text(out, "".join(f"{tree}\n" for tree in trees))
+    loading = options.Parsing(backbone=backbone, device=device, dtype=dtype, batch_size=batch_size)
+    facts, rows = _trees_of_parser(lines, out, loading, parser, words, min_confidence)
+    table = "".join(f"{count}\t{confidence:.4f}\n" for _, count, confidence in rows)
+    write_text(confidences, f"words\tconfidence\n{table}")
+    write_text(out, "".join(f"{tree}\n" for tree, _, _ in rows))
     files = {"inputs": inputs, "output": describe_files([out])}
-    write_json(outputs.meta_file(out), {"trees": len(trees), **facts, **files, "command": outputs.command_line.get()})
+    write_json(outputs.meta_file(out), {"trees": len(rows), **facts, **files, "command": outputs.command_line.get()})
     Path(f"{out}.partial").unlink()
-    remarks = [f"{count:,} left out ({why})" for why, count in facts.get("left_out", {}).items() if count]
-    outputs.say(", ".join([f"wrote {plural(len(trees), 'tree')} to {out}", *remarks]))
+    remarks = [f"{count:,} left out ({why})" for why, count in facts["left_out"].items() if count]
+    outputs.say(", ".join([f"wrote {plural(len(rows), 'tree')} to {out}", *remarks]))
 
 
 def _trees_of_parser(
@@ -303,31 +284,3 @@ def _trees_of_parser(
     kept = [row for row in rows if min_confidence is None or row[2] >= min_confidence]
     left_out = {"not read": len(lines) - len(rows), "less sure": len(rows) - len(kept)}
     return {"parser": parser, "min_confidence": min_confidence, "left_out": left_out}, kept
-
-
-def _trees_of_stanza(
-    lines: Sequence[str],
-    out: Path,
-    language: str,
-    package: str | None,
-    models: Path | None,
-    words: str,
-    device: str | None,
-    batch_size: int,
-) -> tuple[dict[str, Any], list[str]]:
-    """What names Stanza's parser, and its trees."""
-    from hf_synlm.data.silver import load_parser, silver_trees
-    from hf_synlm.evaluation.text.cache import ResultCache
-    from hf_synlm.evaluation.text.processes import progress_bar
-
-    parser = load_parser(language, package, models, split_words=words == "split", device=device)
-    used = {name: [model.package for model in found] for name, found in parser.load_list}
-    facts = {"stanza": version("stanza"), "language": language, "packages": used}
-    partial = ResultCache(f"{out}.partial", None, {**facts, "words": words})
-    trees = {json.loads(line): tree["tree"] for line, tree in partial.read().items()}
-    left = [line for line in dict.fromkeys(lines) if line not in trees]
-    found = progress_bar(silver_trees(parser, left, batch_size), "silver trees", unit="sentences", total=len(left))
-    for line, tree in zip(left, found, strict=True):
-        trees[line] = tree
-        partial.add({json.dumps(line): {"tree": tree}})
-    return facts, [trees[line] for line in lines]

@@ -23,7 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hf_synlm.data.text import PathLike, file_ending, plural, read_lines
 
@@ -275,13 +275,6 @@ def _depths(heads: Sequence[int]) -> list[int]:
     return depths
 
 
-def _select(sentence: DependencySentence, places: Sequence[int]) -> DependencySentence:
-    """Some words of a sentence; their heads are still places in the whole one."""
-    names = ("words", "tags", "heads", "relations", "spaces")
-    columns: dict[str, Any] = {name: tuple(getattr(sentence, name)[k] for k in places) for name in names}
-    return dataclasses.replace(sentence, **columns)
-
-
 # ---------------------------------------------------------------------------------------------------- trees
 def drop_punctuation(sentence: DependencySentence, marks: Container[str]) -> DependencySentence | None:
     """The sentence without the words whose tag is one of `marks`; None if no word is left.
@@ -301,14 +294,18 @@ def drop_punctuation(sentence: DependencySentence, marks: Container[str]) -> Dep
         return places.get(head, -1)
 
     heads = [above(word) for word in kept]
-    selected, root = _select(sentence, kept), heads.index(-1)
-    relations = list(selected.relations)
-    if selected.heads[root] >= 0:
+    root = heads.index(-1)
+    relations = [sentence.relations[word] for word in kept]
+    if sentence.heads[kept[root]] >= 0:
         relations[root] = "root"
-    heads = [root if head < 0 and place != root else head for place, head in enumerate(heads)]
-    gaps = (after - word > 1 for word, after in pairwise([*kept, len(sentence.words)]))
-    spaces = tuple(space or gap for space, gap in zip(selected.spaces, gaps, strict=True))
-    return dataclasses.replace(selected, heads=tuple(heads), relations=tuple(relations), spaces=spaces)
+    return dataclasses.replace(
+        sentence,
+        words=tuple(sentence.words[word] for word in kept),
+        tags=tuple(sentence.tags[word] for word in kept),
+        heads=tuple(root if head < 0 and place != root else head for place, head in enumerate(heads)),
+        relations=tuple(relations),
+        spaces=tuple(sentence.spaces[a] or b - a > 1 for a, b in pairwise([*kept, len(sentence.words)])),
+    )
 
 
 def crossing_arcs(heads: Sequence[int], below: Sequence[int] | None = None) -> list[int]:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -28,7 +28,6 @@ from hf_synlm.data.text import check_list
 from hf_synlm.data.tokenizers import fast_tokenizer
 
 UnknownRule: TypeAlias = Literal["single", "berkeley", "berkeley2"]
-UNKNOWN_RULES = get_args(UnknownRule)
 
 PAD_TOKEN = "<pad>"
 UNKNOWN_TOKEN = "<unk>"

@@ -85,6 +85,7 @@ class EvaluationResult:
     hardware: dict[str, Any] = dataclasses.field(default_factory=lambda: describe_hardware())
     command: str | None = None
     items: list[Row] = dataclasses.field(default_factory=list)
+    is_table: bool = False  # the tables are what was asked for: they hold the scores, and are not cut
 
     @classmethod
     def of(
@@ -110,13 +111,12 @@ class EvaluationResult:
     def to_json(self) -> str:
         """The result as a JSON document; numbers that are not finite become null."""
         fields = dataclasses.asdict(dataclasses.replace(self, items=[]))
-        del fields["items"]
+        del fields["items"], fields["is_table"]
         return json_text({"format": FORMAT, "format_version": FORMAT_VERSION, **fields})
 
     def to_markdown(self, max_rows: int | None = None, file: PathLike | None = None) -> str:
         """The scores and tables for a reader, with what they depend on. `max_rows` cuts tables; `file` has all."""
-        in_table = self.task == "parsing by conventions"  # the scores; it is what was asked for, and not cut
-        max_rows = None if in_table else max_rows
+        max_rows = None if self.is_table else max_rows
         shown = {**self.options, **{key: value for key, value in self.data.items() if isinstance(value, int)}}
         parts = [
             f"# {self.task}: {self.model.get('name', '')}",
@@ -126,7 +126,7 @@ class EvaluationResult:
                 for key, value in shown.items()
                 if value is not None
             ),
-            "" if in_table else markdown_table([{"score": k, "value": value} for k, value in self.scores.items()]),
+            "" if self.is_table else markdown_table([{"score": k, "value": value} for k, value in self.scores.items()]),
             *(f"## {title}\n\n{_cut_table(rows, max_rows, file)}" for title, rows in self.tables.items() if rows),
             ", ".join(f"{key} {value}" for key, value in self.versions.items()),
         ]
@@ -223,7 +223,7 @@ def load_result(path: PathLike) -> EvaluationResult:
     if fields.pop("format_version", None) != FORMAT_VERSION:
         raise ValueError(f"{path} is a result of another version of hf_synlm. Evaluate again, or use that version")
     fields.setdefault("command", None)  # later than the format
-    known = {field.name for field in dataclasses.fields(EvaluationResult)} - {"items"}
+    known = {field.name for field in dataclasses.fields(EvaluationResult)} - {"items", "is_table"}
     if set(fields) != known:
         raise ValueError(f"{path} has missing or unknown fields: {', '.join(sorted(set(fields) ^ known))}")
     fields["scores"] = {key: math.nan if value is None else value for key, value in fields["scores"].items()}

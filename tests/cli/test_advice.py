@@ -29,7 +29,6 @@ USED_BY = {
     "evaluation/text/given_trees.py": ("surprisal",),
     "evaluation/text/tree_files.py": WITH_PROPOSALS,
     "evaluation/text/text_items.py": (),  # some messages are of `surprisal` alone, some of `perplexity`
-    "data/silver.py": ("silver",),
     "conversion/files.py": ("convert",),
 }
 

@@ -1036,7 +1036,7 @@ def test_a_pipe_is_refused_before_it_is_read(models, texts, tmp_path, capsys):
     model, out = ("--model", models["gpt2"]), ("--out", tmp_path / "out.tsv")
     for command in (
         ("treebank", pipe, *out),
-        ("silver", pipe, *out),
+        ("silver", pipe, "--parser", models["gpt2"], *out),
         ("evaluate", "pairs", pipe, *model),
         ("evaluate", "perplexity", texts, "--proposals", pipe, *model),
         ("evaluate", "parsing", "--treebank", pipe, *model),

@@ -64,7 +64,7 @@ def test_files(name: str):
     needed = set(make_checkpoints.MODEL_FILES)
     needed -= {"generation_config.json"} if "task" in SPECIFICATIONS[name] else set()  # a parser writes no text
     assert files - code == {*needed, *weights, "README.md", "card.yaml", "results"}
-    # `python training/make_checkpoints.py --begin_with card` makes the stubs anew.
+    # `python training/make_checkpoints.py --begin-with card` makes the stubs anew.
     auto_map = json.loads((CARDS / name / "config.json").read_text())["auto_map"]
     assert code == {f"{reference.partition('.')[0]}.py" for reference in auto_map.values()}
     results = {file.stem for file in (CARDS / name / "results").iterdir()}

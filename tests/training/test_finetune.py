@@ -26,7 +26,7 @@ from hf_synlm.evaluation.summary import summarize
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.evaluation.trees.gold_treebank import score_trees
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
-from hf_synlm.training.arguments.base import TrainingArguments
+from hf_synlm.training.arguments.base import TrainingArguments, parse_arguments
 from hf_synlm.training.arguments.finetuning import name_split
 from hf_synlm.training.engine.export import hub_facts
 from hf_synlm.training.engine.recipe import kept_evaluation
@@ -35,7 +35,6 @@ from hf_synlm.training.programs import finetune_glue, finetune_grammar_induction
 from hf_synlm.training.programs.finetune_summarization import ContextCollator, ContextLayout
 from hf_synlm.training.tasks import example_tables
 from hf_synlm.training.tasks.example_tables import load_table
-from hf_synlm.training.tasks.finetuning import load_model
 from tests.helpers import two_processes
 from tests.helpers.documentation import ROOT, blocks
 from tests.helpers.finetuning import SENTENCES, command, write_files, write_models, write_rows
@@ -461,7 +460,7 @@ def test_bad_weights_of_the_objective(models: Path, files: dict[str, str], tmp_p
 
 def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp_path, capsys, monkeypatch) -> None:
     """Before the model is loaded."""
-    monkeypatch.setattr(finetune_glue.GlueRecipe, "_load_classifier", None)
+    monkeypatch.setattr(finetune_glue.GlueRecipe, "_read_classifier", None)
 
     def fails(rows: list[dict[str, Any]], match: str, task: str = "cola") -> None:
         path = write_rows(tmp_path / "bad.jsonl", rows)
@@ -480,6 +479,15 @@ def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp
     fails([{"sentence": " ", "label": 1}], where + "sentence of row 0")
     pair = {"sentence1": "a", "sentence2": "b"}
     fails([{**pair, "label": 5.5}], r"row 0 .* 5.5", task="stsb")
+    mnli = ["--task-name", "mnli", "--train-file", "a", "--validation-file", "b", "--validation-mismatched-file", "a"]
+    parse_arguments([finetune_glue.GlueArguments], mnli)
+    assert "--validation-mismatched-file: " in capsys.readouterr().err
+
+
+def test_too_long_examples_are_told_before_the_model_is_loaded(models, files, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(finetune_glue.GlueRecipe, "load_model", None)
+    flags = ("--task-name", "rte", "--max-train-tokens", "1", "--max-train-steps", "1")
+    refused("No examples are left", run, "glue", models / "gpt2", files, tmp_path / "out", *flags)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -530,9 +538,10 @@ def test_bad_input_is_refused_before_training(script, name, flags, match, models
 
 
 def test_an_architecture_without_classifier_is_named() -> None:
-    arguments = SimpleNamespace(model_name_or_path="mine")
+    recipe = object.__new__(finetune_glue.GlueRecipe)
+    recipe.model_arguments = SimpleNamespace(model_name_or_path="mine")
     with pytest.raises(ValueError, match="mine.*PushdownForSequenceClassification"):
-        load_model(transformers.AutoModelForSequenceClassification, arguments, hf_synlm.PushdownConfig(), None)
+        recipe.load_tokenizer(hf_synlm.PushdownConfig())
 
 
 def test_incomplete_data_of_glue_are_refused() -> None:

@@ -4,8 +4,8 @@
     python training/make_checkpoints.py                       the tiny ones; `make checkpoints` does the same
     python training/make_checkpoints.py gpst-tiny             one of them
     python training/make_checkpoints.py gpst-mini             a mini, on your copy of its text in runs/data; takes hours
-    python training/make_checkpoints.py --begin_with evaluate   measure the models of model_cards/ again
-    python training/make_checkpoints.py --begin_with card       make cards and archives from the existing results
+    python training/make_checkpoints.py --begin-with evaluate   measure the models of model_cards/ again
+    python training/make_checkpoints.py --begin-with card       make cards and archives from the existing results
 
 `model_cards/checkpoints.yaml` specifies the checkpoints. For each of them:
 
@@ -313,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     tiny = [name for name, checkpoint in specifications.items() if checkpoint["kind"] == "tiny"]
     parser.add_argument("names", nargs="*", help=f"checkpoints to make; default: {', '.join(tiny)}")
-    parser.add_argument("--begin_with", choices=STAGES, default=STAGES[0], help="stage to begin with (default: train)")
+    parser.add_argument("--begin-with", choices=STAGES, default=STAGES[0], help="stage to begin with (default: train)")
     arguments = parser.parse_args(argv)
     unknown = sorted(set(arguments.names) - set(specifications))
     if unknown:

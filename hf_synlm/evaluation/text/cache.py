@@ -34,12 +34,11 @@ def checksum(model: PreTrainedModel) -> str:
 
 
 class ResultCache:
-    """Results of one model with one set of options, by text; without a model, the options name what computes."""
+    """Results of one model with one set of options, by text."""
 
-    def __init__(self, path: PathLike, model: PreTrainedModel | None, options: Mapping[str, Any]) -> None:
+    def __init__(self, path: PathLike, model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         self.path = Path(path)
-        of_model = {} if model is None else {"model": checksum(model)}
-        self._header = {"format": FORMAT, **of_model, **json.loads(json.dumps(options))}
+        self._header = {"format": FORMAT, "model": checksum(model), **json.loads(json.dumps(options))}
 
     def read(self) -> dict[str, Result]:
         """Results of earlier runs by the JSON of their text; makes the file ready for more."""

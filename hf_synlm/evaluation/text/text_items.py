@@ -193,13 +193,11 @@ def _items_of_words(
     known, apart, first = set[str](), list[str](), 0
     for block in _whole_items(table, item_column):
         need_columns(path, block, [word], "Name the column that has it (--word-column).", first + 1)
-        rows = [row for row in block if not _is_empty(row)]
-        found = _telling_columns(path, rows, word, item_column, sentence)
+        rows = {place: row for place, row in enumerate(block, first) if not _is_empty(row)}
+        found = _telling_columns(path, list(rows.values()), word, item_column, sentence)
         apart = apart if first else found
         texts: dict[tuple[Any, ...], list[WordRow]] = {}
-        for place, row in enumerate(block, first):
-            if _is_empty(row):
-                continue
+        for place, row in rows.items():
             where = f"{path}: data row {place + 1}"
             item = str(_label(row, item_column, where, needed=True)).strip()
             if not item:

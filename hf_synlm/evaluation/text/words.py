@@ -10,7 +10,7 @@ several pieces, as in the Penn Treebank, or without marks. The tokens still belo
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import accumulate, chain
@@ -21,7 +21,7 @@ from sentencex import segment
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.collate import encode_joined, word_ends_from_word_ids
+from hf_synlm.data.collate import cut_texts, encode_joined, word_ends_from_word_ids
 from hf_synlm.data.punctuation import drop_edge_punctuation, is_punctuation, stands_joined
 from hf_synlm.data.text import NATURAL, Tokenization, check_list, tokenization_of
 
@@ -296,28 +296,18 @@ def _encode_leaves(
             else _encode_leaves(tokenizer, leaves)
         )
         return [_join_pieces(words, text) for words, text in zip(pieces, encoded, strict=True)]
-    texts = [" ".join(words) for words in sentences]
-    batch: Mapping[str, Any] = {"input_ids": [], "offset_mapping": []}
-    if texts:  # a tokenizer does not take an empty batch
-        try:
-            batch = tokenizer(
-                texts,
-                add_special_tokens=False,
-                return_offsets_mapping=True,
-                return_attention_mask=False,
-                split_special_tokens=True,
-                verbose=False,  # long texts are cut later, so do not warn
-            )
-        except Exception as error:  # tokenizers has no type of its own for a word that a vocabulary cannot write
-            raise ValueError(
-                f"The tokenizer cannot encode the text: {error}. If it has no unknown token, add one to the tokenizer."
-            ) from error
+    try:
+        texts = cut_texts(tokenizer, [" ".join(words) for words in sentences])
+    except Exception as error:  # tokenizers has no type of its own for a word that a vocabulary cannot write
+        raise ValueError(
+            f"The tokenizer cannot encode the text: {error}. If it has no unknown token, add one to the tokenizer."
+        ) from error
     classes = _classes_of_unknown_words(tokenizer)
     unknown = tokenizer.unk_token_id
     special = set() if unknown is None else set(tokenizer.all_special_ids) - {unknown}
     return [
         _assign(words, [unknown if token in special else token for token in ids], offsets, tokenizer, classes)
-        for words, ids, offsets in zip(sentences, batch["input_ids"], batch["offset_mapping"], strict=True)
+        for words, (ids, offsets) in zip(sentences, texts, strict=True)
     ]
 
 

@@ -315,7 +315,7 @@ def _check_files(arguments: Any, is_said: bool) -> None:
     """Refuse a file that an option names twice, and tell of training files that also measure the model."""
     known = set[str]()
     for name, value in vars(arguments).items():
-        if value and re.fullmatch("(train|validation|test)_(files?|trees|words)", name):
+        if value and re.fullmatch("(train|validation(_mismatched)?|test)_(files?|trees|words)", name):
             named = [value] if isinstance(value, str) else value
             paths = [os.path.realpath(path) for path in named if path != EMBEDDED]
             if twice := [path for path in paths if paths.count(path) > 1]:

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -254,7 +255,7 @@ class GlueRecipe(FineTuning):
             describe_table(name, part.place, part.table, self.text_task.text_columns, part.labels)
             for name, part in tables.items()
         ]
-        model = self._load_classifier()
+        config = self._read_classifier()
         self.held_out = {}
         for name, part in tables.items():
             encode = partial(
@@ -272,6 +273,7 @@ class GlueRecipe(FineTuning):
         left_out = len(tables["training"].table) - len(self.examples)
         accelerator.print(f"training: {self.examples.describe()} ({left_out:,} left out as too long)")
         self.say_unknown_tokens()
+        model = self.load_model(config)
         self.tokenizer.padding_side = "right"
         self.collate = TreeCollator(self.tokenizer)
         if takes(model, "actions"):
@@ -292,7 +294,8 @@ class GlueRecipe(FineTuning):
         trees = self.map_examples(model, examples, search, f"searching trees, {name}")
         return ExampleDataset(examples.table.with_format(None).add_column("actions", trees))
 
-    def _load_classifier(self) -> PreTrainedModel:
+    def _read_classifier(self) -> PreTrainedConfig:
+        """The configuration of a classifier for the task, and as `tokenizer` its tokenizer."""
         task, weight = self.text_task, self.data.objective_weight
         names = list(task.labels) or ["score"]
         config = self.read_config(
@@ -309,10 +312,10 @@ class GlueRecipe(FineTuning):
         positions = position_limit(config) or self.data.max_length
         self.data.max_length = min(self.data.max_length, positions)
         self.accelerator.print(f"inputs have at most {plural(self.data.max_length, 'token')}")
-        model = self.load_pretrained(config, "cls_token", "sep_token")
+        self.load_tokenizer(config, "cls_token", "sep_token")
         add_classification_template(self.tokenizer)
         self.tokenizer.model_max_length = self.data.max_length
-        return model
+        return config
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """The classification loss comes first."""

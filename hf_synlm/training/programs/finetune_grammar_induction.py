@@ -61,13 +61,14 @@ class InductionRecipe(FineTuning):
                 f"{self.model_arguments.model_name_or_path} is a {config.model_type}, and this program fine-tunes "
                 "GPST. Use train_recurrent.py to train and score the trees of ON-LSTM, PRPN and PaLM."
             )
-        model = self.load_pretrained(config)
+        self.load_tokenizer(config)
         self.collate = partial(collate_contexts, pad_token_id=self.tokenizer.pad_token_id)
         self.examples = encode_sentences(list(data.sentences()), self.tokenizer, data.max_sentence_tokens)
         encoded = {part: encode_sentences(bank.words, self.tokenizer, None) for part, bank in self.treebanks.items()}
         for part, sentences in {"training": self.examples, **encoded}.items():
             remedy = f"Lower --{'max-sentence-tokens' if part == 'training' else 'max-tree-words'}."
-            check_length(model.config, max(sentences.lengths), f"The longest {part} sentence", remedy)
+            check_length(config, max(sentences.lengths), f"The longest {part} sentence", remedy)
+        model = self.load_model(config)
         self.held_out = encoded["validation"]
         names = ", ".join((*data.train_trees, *data.train_files))
         accelerator.print(f"train data ({names}): {self.examples.describe()}")

@@ -19,7 +19,6 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from hf_synlm.core.module_tools import evaluation_mode
@@ -48,37 +47,6 @@ _PLACES = frozenset(
 )
 # Suffixes of the arguments that name files.
 _FILES = ("_file", "_files", "_trees")
-
-
-# ---------------------------------------------------------------------------------------------- model and tokenizer
-def load_model(
-    auto_class: Any, arguments: ModelArguments, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel:
-    """The pretrained model in float32, with an embedding for every token and the tokenizer's special token ids."""
-    kind = auto_class.__name__.removeprefix("AutoModel")
-    if kind not in getattr(config, "model_classes", (kind,)):
-        raise ValueError(
-            f"{arguments.model_name_or_path}: there is no {type(config).__name__.removesuffix('Config')}{kind}. "
-            "Choose an architecture that has it (see docs/what-works.md)."
-        )
-    with one_line_errors(arguments.model_name_or_path, "model"):
-        loaded = auto_class.from_pretrained(
-            arguments.model_name_or_path,
-            config=config,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
-            trust_remote_code=arguments.trust_remote_code,
-            output_loading_info=True,
-        )
-        model = whole(loaded) if auto_class is AutoModelForCausalLM else loaded[0]
-    if num_model_tokens(tokenizer) > model.config.vocab_size:
-        model.resize_token_embeddings(num_model_tokens(tokenizer))
-    for name in ("pad_token_id", "cls_token_id", "sep_token_id"):
-        if hasattr(model.config, name) and getattr(tokenizer, name) is not None:
-            setattr(model.config, name, getattr(tokenizer, name))
-    if getattr(model, "generation_config", None) is not None:
-        model.generation_config.pad_token_id = tokenizer.pad_token_id
-    return model
 
 
 def takes(model: nn.Module, name: str) -> bool:
@@ -115,14 +83,19 @@ class FineTuning(GPSTTraining):
             config.validate_architecture()
         return config
 
-    def load_pretrained(self, config: PreTrainedConfig, *roles: str) -> PreTrainedModel:
-        """The model, and as `tokenizer` its tokenizer with all special tokens that fine-tuning needs.
+    def load_tokenizer(self, config: PreTrainedConfig, *roles: str) -> None:
+        """Set `tokenizer`: that of the model, with all special tokens that fine-tuning needs.
 
         A missing token of `roles` ("cls_token", "sep_token") gets the name of GPST's; for missing padding the end token
         is taken, if there is one. The tokenizer may then have more tokens than the model, which `load_model` resizes.
         One that has more before belongs to another model and is refused.
         """
-        arguments = self.model_arguments
+        arguments, kind = self.model_arguments, self.auto_class.__name__.removeprefix("AutoModel")
+        if kind not in getattr(config, "model_classes", (kind,)):
+            raise ValueError(
+                f"{arguments.model_name_or_path}: there is no {type(config).__name__.removesuffix('Config')}{kind}. "
+                "Choose an architecture that has it (see docs/what-works.md)."
+            )
         name = arguments.tokenizer_name or arguments.model_name_or_path
         if config.model_type == "gpst":
             tokenizer = load_tokenizer(name)
@@ -136,7 +109,28 @@ class FineTuning(GPSTTraining):
         if added:
             tokenizer.add_special_tokens(added)
         self.tokenizer = tokenizer
-        return load_model(self.auto_class, arguments, config, tokenizer)
+
+    def load_model(self, config: PreTrainedConfig) -> PreTrainedModel:
+        """The pretrained model in float32, with an embedding for every token and the tokenizer's special token ids."""
+        arguments, tokenizer = self.model_arguments, self.tokenizer
+        with one_line_errors(arguments.model_name_or_path, "model"):
+            loaded = self.auto_class.from_pretrained(
+                arguments.model_name_or_path,
+                config=config,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=arguments.ignore_mismatched_sizes,
+                trust_remote_code=arguments.trust_remote_code,
+                output_loading_info=True,
+            )
+            model = whole(loaded) if self.auto_class is AutoModelForCausalLM else loaded[0]
+        if num_model_tokens(tokenizer) > model.config.vocab_size:
+            model.resize_token_embeddings(num_model_tokens(tokenizer))
+        for name in ("pad_token_id", "cls_token_id", "sep_token_id"):
+            if hasattr(model.config, name) and getattr(tokenizer, name) is not None:
+                setattr(model.config, name, getattr(tokenizer, name))
+        if getattr(model, "generation_config", None) is not None:
+            model.generation_config.pad_token_id = tokenizer.pad_token_id
+        return model
 
     def metric(self, evaluation: dict[str, Any]) -> float:
         """The number of `evaluation` that the best model minimises; default: minus the score."""
