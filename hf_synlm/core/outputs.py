@@ -47,7 +47,7 @@ class InFieldOrder:
 class SyntacticLMOutput(InFieldOrder, CausalLMOutputWithPast):
     """Output of `forward` of the causal language models.
 
-    Fields, those of the stock output first:
+    Fields, those of transformers' output first:
         loss: scalar training objective (with `labels`); one `backward()` trains everything.
         logits: [B, T, V] natural-log probability of the next token given the prefix only, trees summed out over the
             beam. They come from a search and carry no gradient. With `labels` or `actions`, they need

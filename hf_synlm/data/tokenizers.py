@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers for syntactic language models: train small ones, and complete stock ones.
+"""Tokenizers for syntactic language models: train small tokenizers, and complete existing ones.
 
-All functions return a stock fast tokenizer of transformers: a saved one loads anywhere with
+All functions return a fast tokenizer of transformers: a saved one loads anywhere with
 `AutoTokenizer.from_pretrained(folder)`, without this library. Besides the usual tokens a syntactic language model needs
 an id for REDUCE, whose embedding means "compose the top of the stack".
 """
@@ -251,7 +251,7 @@ def num_model_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
 def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> PreTrainedTokenizerBase:
     """Load a tokenizer and add the special tokens that a syntactic language model needs.
 
-    A stock GPT-2 tokenizer (50,257 types) gets GPST's vocabulary: <|REDUCE|> 50257, <|pad|> 50258, <|CLS|> 50259,
+    The GPT-2 tokenizer (50,257 types) gets GPST's vocabulary: <|REDUCE|> 50257, <|pad|> 50258, <|CLS|> 50259,
     <CLSTGT1> to <CLSTGT3> 50260 to 50262, <|SEP|> 50263, 50,264 types in all. Any other tokenizer gets <|REDUCE|> and
     those of <|pad|>, <|CLS|>, <|SEP|>, <|endoftext|> (bos and eos) whose role is free. A tokenizer that was
     completed and saved loads unchanged. Padding is on the left, as generation wants it.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vocabularies of treebanks: words with classes of unknown words, or pieces of words with a mark at the end of word.
 
-All functions return a stock fast tokenizer of transformers: a saved one loads anywhere with
+All functions return a fast tokenizer of transformers: a saved one loads anywhere with
 `AutoTokenizer.from_pretrained(folder)`, without this library. Its input is sentences with white space between all words
 and punctuation marks, as in a treebank. It adds no special tokens.
 

@@ -6,7 +6,7 @@ length limits and streamers see words only. Two modes:
 
 * `structure_mode="joint"` (default): the papers' search over derivation and words together.
 * `structure_mode="marginal"`: a beam of derivations is the model's cached state, `forward` gives log p(word | prefix)
-  with the derivations summed out, and the stock loops of transformers run on it.
+  with the derivations summed out, and the decoding loops of transformers run on it.
 
 Shapes: B prompts, K hypotheses, R rows of a block, L columns of a sequence, A actions, N nodes, V vocabulary.
 """
@@ -245,7 +245,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             do_sample, num_beams=K: the authors' procedure. At every word, one hypothesis of a beam of K is drawn in
                 proportion to its probability; the beam then starts anew from it.
         Marginal mode: stock decoding on the next-word distribution of `forward`, for RNNG and Tree LM with the end of
-            the sentence; returns stock outputs, no trees.
+            the sentence; returns outputs of transformers, no trees.
 
         Args:
             inputs: Prompts [B, L]; left padding. A begin token only marks the start.
@@ -363,7 +363,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
             )
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Inputs of one step of the stock loops; without a cache each step gets an empty one of the right beam.
+        """Inputs of one step of transformers' loops; without a cache each step gets an empty one of the right beam.
 
         Padding on the right is moved to the left, because the loops read the next word at the last column.
         """
@@ -379,7 +379,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         return inputs
 
     def _prepare_marginal(self, input_ids: Tensor, kwargs: dict[str, Any]) -> None:
-        """Check ids and lengths before the first step of a stock loop."""
+        """Check ids and lengths before the first step of a loop of transformers."""
         # Only stopping criteria need the tokenizer; the stock loop would pass it to `forward`.
         kwargs.pop("tokenizer", None)
         mask = kwargs.get("attention_mask")

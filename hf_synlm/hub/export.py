@@ -52,7 +52,7 @@ def export_model(
 ) -> Path:
     """Write a self-contained Hub repository into a folder.
 
-    Stock `save_pretrained` writes weights (safetensors), configuration and code; the tokenizer and the card follow.
+    `save_pretrained` writes weights (safetensors), configuration and code; the tokenizer and the card follow.
     The folder gets its name when all of it is written. In a distributed run, call it on one process, with the gathered
     `state_dict`.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Next-token scores and `generate` of language models over a recurrent network.
 
-The stock loops of transformers write the words. The tree of a text is a function of its words (`parse`), so that a
+The decoding loops of transformers write the words. The tree of a text is a function of its words (`parse`), so that a
 joint search over words and trees would find the same as this search over words.
 
 Shapes: B sentences, T columns, P prompts, L columns of a sequence, A actions, V vocabulary.
@@ -41,7 +41,7 @@ class RecurrentGenerateBeamOutput(GeneratedTrees, GenerateBeamDecoderOnlyOutput)
 
 
 class RecurrentGenerationMixin(WordGenerationMixin):
-    """Next-token scores and stock generation over the state of a recurrent network; unsupported options are refused."""
+    """Next-token scores and generation over the state of a recurrent network; unsupported options are refused."""
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
@@ -57,7 +57,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         structure_mode: str | None = None,
         **kwargs: Any,
     ) -> RecurrentGenerateOutput | RecurrentGenerateBeamOutput | Tensor:
-        """Continue prompts by the stock decoding loops; the output holds the trees of the sequences.
+        """Continue prompts by the decoding loops of transformers; the output holds the trees of the sequences.
 
         Args:
             inputs: Prompts [B, L]; left padding. Without prompts the text begins with the begin token.

@@ -55,7 +55,7 @@ WeightedLoss: TypeAlias = tuple[float, Tensor]
 class RecurrentModelOutput(InFieldOrder, BaseModelOutputWithPast):
     """Output of a bare recurrent network.
 
-    Fields, besides those of the stock output:
+    Fields, besides those of transformers' output:
         last_hidden_state: [B, T, E] output of the last layer after each column, without dropout. A masked column has
             the state of the column before it.
         hidden_states: with `output_hidden_states`, the embeddings, then the output of every layer [B, T, *]; the last

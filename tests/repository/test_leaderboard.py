@@ -32,8 +32,8 @@ def test_corpus_is_what_the_page_says(corpus: Path) -> None:
     words = {split: sum(len(sentence.words) for sentence in found) for split, found in sentences.items()}
     size = len(AutoTokenizer.from_pretrained(corpus / "tokenizer"))
     page = " ".join((leaderboard.ROOT / leaderboard.PAGE).read_text(encoding="utf-8").split())
-    assert f"{len(sentences['train']):,} sentences of {words['train']:,} words for training" in page
-    assert f"{len(sentences['test'])} of {words['test']:,} words for the test" in page
+    assert f"{len(sentences['train']):,} sentences ({words['train']:,} words) are for training" in page
+    assert f"{len(sentences['test'])} sentences ({words['test']:,} words) for the test" in page
     assert f"{size:,} entries" in page
 
 

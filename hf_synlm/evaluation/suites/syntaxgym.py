@@ -216,7 +216,7 @@ def _reads_unknown_words(formula: Formula, item: Sequence[Row]) -> bool:
 
 
 def surprisals_of(item: Sequence[Row]) -> dict[tuple[str, int], float]:
-    """What a formula takes, of the rows of an item."""
+    """The surprisals of an item's rows, as a formula takes them."""
     return {(row["condition"], row["region"]): row["surprisal_bits"] for row in item}
 
 
@@ -256,7 +256,7 @@ def evaluate_syntaxgym(
     Returns:
         The result: `summary` and the accuracy of every suite as scores, one row per prediction in `tables`. There,
         `items_with_unknown_words` counts the items in which a region of the formula has a word outside the vocabulary.
-        The preference of a model there says little about syntax. Items: one row per region with its surprisal.
+        In these items, the model's preference says little about syntax. Items: one row per region with its surprisal.
 
     Raises:
         ValueError: two suites of one name, or an error of `load_suite`.

@@ -438,7 +438,7 @@ def _slice(whole: WordScores, text: EncodedText, first: int, last: int) -> WordS
 def side_by_side(
     scores: Iterable[WordScores], columns: Mapping[str, Iterable[WordScores] | None]
 ) -> Iterator[WordScores]:
-    """Scores that get a column of surprisals for each of these scores, by the ending of its name; None = their own."""
+    """The `scores`, with a column of surprisals for each of `columns`, by the ending of its name; None = their own."""
     others = {name: each for name, each in columns.items() if each is not None}
     for found, *parts in zip(scores, *others.values(), strict=True):
         of_others = dict(zip(others, parts, strict=True))
@@ -449,7 +449,7 @@ def side_by_side(
 def with_beams(
     scores: Iterable[WordScores], width: int, others: Mapping[int, Iterable[WordScores]], say: Callable[[str], object]
 ) -> Iterator[WordScores]:
-    """Add the surprisals by the beams `others` to scores by a beam of this width; `say` at the end how they differ."""
+    """Add the surprisals by the beams `others` to scores by a beam of this width; `say` then tells how they differ."""
     surprisals: list[Tensor] = []
     for found in side_by_side(scores, {f"b{one}": part for one, part in {**others, width: None}.items()}):
         surprisals.append(torch.stack([found.more[f"surprisal_{{}}_b{one}"] for one in (*others, width)]))

@@ -56,7 +56,7 @@ class EncodedText:
         word_of_token: for each token the index of its word, -1 for tokens between sentences.
         num_words: words of the text; some may have no token.
         context: token ids of complete sentences before it.
-        unknown: indices of words with a part that has no token, or only one for unknown words; not of marks left out.
+        unknown: indices of words with a part that has no token, or only an unknown token; marks left out do not count.
         leaf_of_token: for each token the index of its leaf in a tree, if words are split; default: `word_of_token`.
     """
 

@@ -39,7 +39,7 @@ class Treebank:
         sentences: the words that are parsed, with their gold trees.
         keep: per sentence and word, whether it counts in the score; None = all count.
         convention: how punctuation is treated, in one line.
-        read_again: by a treatment of punctuation, what reads the same file so.
+        read_again: by a treatment of punctuation, a function that reads the same file with this treatment.
     """
 
     sentences: list[TreebankSentence]
@@ -171,7 +171,7 @@ def match_treebank(runs: Mapping[str, Sequence[ParsedSentence]], treebank: Treeb
     Args:
         runs: the trees by their file; an entry without words is a sentence without a tree.
         treebank: the gold trees.
-        also: what follows the advice to remove punctuation, in messages.
+        also: text that follows the advice to remove punctuation, in messages.
 
     Raises:
         ValueError: another number of sentences, or other words; it names the first difference. Case, and parentheses

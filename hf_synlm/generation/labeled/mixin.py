@@ -206,8 +206,8 @@ class FastTrackGenerationMixin(SyntacticGenerationMixin):
             fast_track_size: default `config.fast_track_size`.
             method: "search", or "particle" for the authors' variable-width beam (RNNG only).
             num_particles: number of particles ("particle" only); default 1,000. As in the authors' code, an action that
-                gets less than half a particle is dropped. With few particles and many labels, a sentence may so lose
-                all its derivations. It then has `log_probs` of -inf and no tree.
+                gets less than half a particle is dropped. With few particles and many labels, a sentence may lose all
+                its derivations. It then has `log_probs` of -inf and no tree.
             normalization: "search" or "train"; default `config.normalization`. Under "search" `log_probs` are higher
                 than the `joint_log_prob` of `forward` for the same tree. The difference is about a nat for a trained
                 model, and far more for an untrained one.

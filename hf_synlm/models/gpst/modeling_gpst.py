@@ -59,7 +59,7 @@ class _NoPositions(nn.Module):
 
 
 class GPSTDecoder(GPT2Model):
-    """A stock GPT-2 stack whose inputs are vectors: without token and position embeddings."""
+    """The GPT-2 layers of transformers, whose inputs are vectors: without token and position embeddings."""
 
     def __init__(self, config: GPSTConfig, num_layers: int):
         super().__init__(

@@ -187,7 +187,7 @@ class LSTMModel(RecurrentNetwork, LSTMPreTrainedModel):
 
 
 class LSTMForCausalLM(RecurrentGenerationMixin, LSTMPreTrainedModel, GenerationMixin):
-    """LSTM language model: next-token log-probabilities, training loss, stock generation."""
+    """LSTM language model: next-token log-probabilities, training loss, generation."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 

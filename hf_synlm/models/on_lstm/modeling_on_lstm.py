@@ -124,7 +124,7 @@ def _at_columns(distances_TB: list[Tensor], mask: Tensor | None) -> Tensor:
 
 
 class ONLSTMForCausalLM(DistanceLanguageModel, ONLSTMPreTrainedModel, GenerationMixin):
-    """ON-LSTM language model: next-token log-probabilities, training loss, stock generation, trees."""
+    """ON-LSTM language model: next-token log-probabilities, training loss, generation, trees."""
 
     network_class = ONLSTMModel
     supervision_remedy = "set config.supervised_layers"

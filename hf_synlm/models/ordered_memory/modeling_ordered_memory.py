@@ -103,7 +103,7 @@ def _final(states: list[MemoryState], mask: Tensor | None) -> tuple[Tensor, ...]
 
 
 class OrderedMemoryForCausalLM(DistanceLanguageModel, OrderedMemoryPreTrainedModel, GenerationMixin):
-    """Ordered Memory language model: next-token log-probabilities, training loss, stock generation, trees."""
+    """Ordered Memory language model: next-token log-probabilities, training loss, generation, trees."""
 
     network_class = OrderedMemoryModel
     language_model_weight = 1.0

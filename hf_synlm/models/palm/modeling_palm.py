@@ -212,7 +212,7 @@ def _last_rows(values_BTD: Tensor, count: int, lengths_B: Tensor | None) -> Tens
 
 
 class PaLMForCausalLM(RecurrentLanguageModel, PaLMPreTrainedModel, GenerationMixin):
-    """PaLM with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
+    """PaLM with its output layer: next-token log-probabilities, training objective, trees, generation."""
 
     network_class = PaLMModel
 

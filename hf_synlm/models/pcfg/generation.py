@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`generate` of a PCFG: the stock loops on exact next-word probabilities, or derivations drawn from the root."""
+"""`generate` of a PCFG: the loops of transformers on exact probabilities, or derivations drawn from the root."""
 
 import copy
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _OF_MODEL = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "trans
 class PCFGGenerateOutput(RecurrentGenerateOutput):
     """Result of `structure_mode="joint"`: sequences with the derivations that wrote them.
 
-    Fields, besides those of the stock output and of `GeneratedTrees`:
+    Fields, besides those of transformers' output and of `GeneratedTrees`:
         labels: per sequence the nonterminals of its spans, "NT0", "NT1", ...; where symbols have names, the labels of
             its constituents.
         complete: [B] whether the derivation ended. False: the text reached its longest length, and open constituents
@@ -42,7 +42,7 @@ class PCFGGenerateOutput(RecurrentGenerateOutput):
 
 
 class PCFGGenerationMixin(RecurrentGenerationMixin):
-    """Stock generation from the probabilities of prefixes, and ancestral sampling of derivations."""
+    """Generation by transformers from the probabilities of prefixes, and ancestral sampling of derivations."""
 
     def generate(
         self,
@@ -54,7 +54,7 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
         structure_mode: str = "marginal",
         **kwargs: Any,
     ) -> RecurrentGenerateOutput | RecurrentGenerateBeamOutput | Tensor:
-        """Continue prompts by the stock decoding loops, or draw sentences with their derivations.
+        """Continue prompts by the decoding loops of transformers, or draw sentences with their derivations.
 
         Args:
             inputs: Prompts [B, L]; left padding. Without prompts the text begins with the begin token.

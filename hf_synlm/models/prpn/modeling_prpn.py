@@ -200,7 +200,7 @@ def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------- language model
 class PRPNForCausalLM(DistanceLanguageModel, PRPNPreTrainedModel, GenerationMixin):
-    """PRPN with its output layer: next-token log-probabilities, training objective, trees, stock generation."""
+    """PRPN with its output layer: next-token log-probabilities, training objective, trees, generation."""
 
     network_class = PRPNModel
     supervision_remedy = "set parsing_network='recurrent'"

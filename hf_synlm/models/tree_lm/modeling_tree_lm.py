@@ -90,7 +90,7 @@ class TreeLMPreTrainedModel(LabeledTrees, AdapterLoading):
 
     @classmethod
     def adapted_class(cls) -> Any:
-        """What an adapter was saved from."""
+        """The class of model from which an adapter was saved."""
         return TreeLMForCausalLM
 
     @torch.no_grad()

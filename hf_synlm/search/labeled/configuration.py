@@ -44,8 +44,8 @@ class LabeledTreeConfig(SyntacticConfig):
             effect). None = "best_first" for a Tree LM on a backbone, else "steps".
         search_slack: "best_first" drops a state if a word would have to be more than exp(search_slack) times as
             probable after it as after the best state; None = drop none.
-        normalization: "search" spreads the probability of illegal actions and of the padding word over the others, as
-            RNNG's authors do. "train" does not, so that scores are those of the training loss.
+        normalization: "search" spreads the probability of illegal actions and of the padding word over all legal ones,
+            as RNNG's authors do. "train" does not, so that scores are those of the training loss.
         output_marginal_logits: in evaluation mode, return `logits` also with actions, so that Trainer's `predict` and
             `compute_metrics` see them. They cost a search per batch, many times the loss.
         max_open_nonterminals: maximum number of constituents that are open at once.
