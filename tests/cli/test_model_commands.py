@@ -138,7 +138,7 @@ def test_generate_options(saved_models: Path, capsys):
     assert "--action-beam-size: not an option of ONLSTMForCausalLM.generate" in message
     assert "--num-beams 2" in fail(capsys, *gpt2, "--num-sequences", 2)
     assert "works only with --sample" in fail(capsys, *gpt2, "--top-k", 2)
-    assert "act on words alone" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
+    assert "act only on words" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
     assert "Write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
     assert "the command has its own option for" in fail(capsys, *gpt2, "--generate-option", "num_return_sequences=2")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")

@@ -119,5 +119,5 @@ def test_locks_end_with_the_command(tmp_path: Path) -> None:
 def test_a_beam_for_a_model_without_search_is_refused(command, tmp_path: Path, capsys, saved_models: Path) -> None:
     write_text(tmp_path / "a.txt", "the dog\n")
     options = (tmp_path / "a.txt", "--model", saved_models / "on_lstm", "--num-beams", 5)
-    message = "--num-beams: ONLSTMForCausalLM has no beam of trees. Leave it out."
+    message = "--num-beams: ONLSTMForCausalLM has no beam of trees. Leave --num-beams out."
     assert fail(capsys, *command, *options) == message

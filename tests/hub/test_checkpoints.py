@@ -410,7 +410,7 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
         assert main([*command, "--overwrite"]) == 0 and says in capsys.readouterr().err
     (copy / "card.yaml").unlink()
     assert main([*command, "--overwrite"]) == 0
-    assert "README.md stays as it is: its numbers" in capsys.readouterr().err
+    assert "README.md is not changed: if it reports numbers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

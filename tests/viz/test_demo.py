@@ -65,7 +65,10 @@ def test_file_to_the_table_of_the_command(app: Any, architecture: str, saved_mod
     [
         (b"the people\ncaf\xe9\n", r"text\.txt:2: byte 0xe9 .* convert it to UTF-8"),
         (b"\n \n", "holds no text"),
-        (b"item\tsentence\n1\tthe people agree\n", "has 2 columns, as a table: give plain text, one sentence per line"),
+        (
+            b"item\tsentence\n1\tthe people agree\n",
+            "has 2 columns, like a table: give plain text, one sentence per line",
+        ),
     ],
 )
 def test_files_that_are_no_text(app: Any, tmp_path: Path, content: bytes, message: str) -> None:
