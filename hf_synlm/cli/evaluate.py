@@ -31,9 +31,9 @@ class SentenceOptions:
 
     tokenize: options.Tokenize = None
     proposals: list[Path] | None = option(
-        "File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or Charniak's), "
-        "or of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then the sum "
-        "over its trees there, as in papers on Transformer Grammars.",
+        "File of bracketed trees, of n-best lists of a parser (lines of ID ||| SCORE ||| TREE, or Charniak's), or "
+        "of JSON lines of `synlm parse`; repeat for several. The probability of a sentence is then the sum over its "
+        "trees in these files, as in papers on Transformer Grammars.",
         name="--proposals",
         **options.INPUT_FILE,
     )
@@ -56,7 +56,7 @@ class SentenceOptions:
 class PairOptions(SentenceOptions):
     """Which minimal pairs are scored, and how."""
 
-    limit: int | None = option("Score at most this many first pairs of each group.", min=1)
+    limit: int | None = option("Score only this many pairs of each group, from the first on.", min=1)
     end_of_sentence: bool = option("Include the end of a sentence in its probability.", default=False)
 
     def how(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class InputOptions(options.TreebankReading):
     """How `perplexity` reads its input."""
 
     file_format: Literal["txt", "tsv", "csv", "jsonl", "treebank"] | None = option(
-        "Format of the input; default: by the ending of its name. treebank: the words of bracketed trees.",
+        "Format; default: by the ending of the file name. treebank: bracketed trees, of which only the words are read.",
         name="--format",
     )
     text_column: options.TextColumn = None
@@ -110,8 +110,8 @@ def perplexity(
     """Perplexity over tokens and over words, without and with the ends of sentences.
 
     The result names the estimator and the beam. It also names what counts as the end of a sentence. For RNNG and Tree
-    LM, the actions that complete the tree are the end. GPST and an LSTM have no ends. Other models have an end token.
-    To compare models with different tokenizers, use word_perplexity.
+    LM, the actions that complete the tree are the end. GPST and an LSTM do not model the end of a sentence. Other
+    models have an end token. To compare models with different tokenizers, use word_perplexity.
 
     Examples:
         synlm evaluate perplexity hf_synlm/data/samples/raw.valid.txt --model model_cards/palm-s-tiny
@@ -128,7 +128,7 @@ def perplexity(
         from hf_synlm.evaluation.text.tree_files import evaluate_proposals
 
         if context != "sentence":
-            raise ValueError(f"--context {context}: --proposals reads each sentence alone. Leave --context out")
+            raise ValueError(f"--proposals reads each sentence alone, without --context {context}. Leave --context out")
         return outputs.report(evaluate_proposals(scoring.scorer(model), items, trees, **how), out)
     from hf_synlm.evaluation.text.perplexity import evaluate_perplexity
 
@@ -144,8 +144,8 @@ def _say_odd_scores(scores: Mapping[str, float]) -> None:
     share = scores["unknown_words"] / max(1, scores["words"])
     if share > 0.1:
         outputs.say(
-            f"{share:.0%} of the words are unknown to the model and count as a class of words. So do not compare "
-            "this perplexity with that of a model with another vocabulary"
+            f"the model does not know {share:.0%} of the words, and scores a class of words in place of each. Do not "
+            "compare this perplexity with that of a model that has another vocabulary"
         )
     if scores["bits_per_token"] < math.inf == scores.get("bits_per_token_with_end"):
         outputs.say(
@@ -164,7 +164,7 @@ def syntaxgym(
     overwrite: options.Overwrite = False,
     suite: list[str] | None = option("Take only this suite; repeat for several."),
 ) -> None:
-    """Measure accuracy on SyntaxGym's test suites, with the means that papers report.
+    """Measure accuracy on SyntaxGym's test suites, with the averages that papers report.
 
     mean_31_suites is the mean over the suites of Hu et al. 2020. mean_6_circuits is the mean over their circuits, which
     most papers call the SG score. The suites are not part of this package. Get them from
@@ -283,9 +283,9 @@ def plot(
 
     Several runs of one model (--label) become one bar, which shows their mean and standard deviation. Right-branching
     trees are shown beside F1, and a line marks chance for minimal pairs. For a result of `evaluate reading`, the figure
-    shows every predictor with its interval and its effects by lag. In a table, the words of a text that have the same
-    value of --x become one value: the sum of their surprisals, or the mean of another measure, such as entropy. Needs
-    matplotlib.
+    shows every predictor with its interval and its effects by lag. From a table, the words of a text with the same
+    value of --x are drawn as one value: their surprisals are added, and other measures, such as entropy, are averaged.
+    Needs matplotlib.
 
     Examples:
         synlm evaluate plot sg.gpst.json sg.rnng.json --out sg.svg --score 'circuit '
@@ -294,10 +294,10 @@ def plot(
     outputs.check_out(out, overwrite, *results, check=outputs.check_picture)
     is_table = results[0].suffix.lower() == ".tsv"
     if x is not None and not is_table:
-        raise ValueError(f"{results[0]} is not a table for --x. Give a table of `synlm surprisal` that ends in .tsv")
+        raise ValueError(f"{results[0]} is not a table (.tsv), which --x needs. Give a table of `synlm surprisal`")
     if (is_table and (x is None or len(results) > 1 or label)) or (by and x is None):
         raise ValueError(
-            "draw a table of `synlm surprisal` (.tsv) alone, with --x COLUMN, without --label. --by also needs --x"
+            "a table (.tsv) needs --x COLUMN, and allows neither a second file nor --label. --by needs a table and --x"
         )
     if x is not None:
         _plot_regions(results[0], out, x, by, score)
@@ -367,8 +367,8 @@ def _plot_regions(path: Path, out: Path, x: str, by: str | None, score: list[str
         path,
         rows,
         [*names, x, *([by] if by else []), "item", "sentence_id"],
-        "Name them by --x (word_id: the words of a sentence in order), --by, --score. `synlm surprisal` writes item "
-        "and sentence_id.",
+        "Name columns by --x (word_id: the words of a sentence in order), --by and --score. `synlm surprisal` "
+        "writes item and sentence_id.",
     )
     if not score and measured[1:]:
         outputs.say(f"the picture shows {names[0]}. --score chooses another score: {', '.join(measured)}")
@@ -416,5 +416,5 @@ def _names(paths: list[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise ValueError(
-        "files and folders have the same names. Pass a --label for each file. Give runs of one model the same label"
+        "the names of files and folders repeat. Pass a --label for each file. Give runs of one model the same label"
     )

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hf_synlm.evaluation.trees.gold_treebank import Treebank
 
 _CONVENTION = (
-    "What counts: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb: brackets, as the "
-    "program EVALB counts them, exactly if --trees have tags."
+    "How brackets are counted: gpst (default), prpn, on-lstm, compound-pcfg, compound-pcfg-corpus, palm; or evalb, "
+    "as in the program EVALB. If --trees have tags, evalb gives exactly the numbers of this program."
 )
 # How differences are tested by conventions of unlabeled F1, and by EVALB.
 _TESTS = "paired permutations of sentences, p not corrected for the number of tests", "none by evalb"
@@ -45,7 +45,7 @@ class CountingOptions(options.TreebankReading):
     punctuation_by: options.PunctuationBy = "tag"
     max_length: int | None = option("Parse and score only sentences of at most this many words.", min=1)
     parameters: Path | None = option(
-        "Parameter file of EVALB; default: as in COLLINS.prm.", name="--prm", **options.INPUT_FILE
+        "Parameter file of EVALB; default: the values of COLLINS.prm.", name="--prm", **options.INPUT_FILE
     )
     unlabeled: bool = option("evalb: compare brackets without labels.", default=False)
 
@@ -67,7 +67,7 @@ class CountingOptions(options.TreebankReading):
         """Read the gold trees. The options say what happens to punctuation."""
         from hf_synlm.evaluation.trees.gold_treebank import load_treebank
 
-        remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
+        remedy = "recognize punctuation by form (--punctuation-by form), or keep it (--punctuation keep)"
         return load_treebank(path, self.treatment, limit, self.punctuation_by, remedy, **self.reading_all())
 
     @property
@@ -92,7 +92,7 @@ class CountingOptions(options.TreebankReading):
     def evalb(
         self, rule: ParsingConvention | EvalbParameters, gold: Path, limit: int | None
     ) -> Callable[[Path], EvalbScores] | None:
-        """A function that scores files as the program EVALB does. It is None if the options differ from EVALB."""
+        """A function that scores files as the program EVALB does, or None if the options differ from EVALB's."""
         if not isinstance(rule, EvalbParameters) or self.punctuation not in (None, "keep") or self.given():
             return None
         is_read = kind_of_trees(gold, read_lines(gold)) == "brackets"
@@ -137,13 +137,13 @@ class AveragingOptions:
     """Whether several trees are averaged, and where trees are written."""
 
     consensus: bool = option(
-        "Score the average of the --trees, too: the trees that have most in common with all of them. With "
-        "--model: score the average of the trees in its beam by probability, instead of the best tree.",
+        "With --trees: also score the tree that has most in common with all of them. With --model: score the "
+        "average of the trees in the beam, weighted by probability, instead of the best tree.",
         default=False,
     )
     save_trees: Path | None = option(
-        "File for the trees of the model, or of --consensus: one line per gold sentence, blank if the "
-        "sentence is not scored. `--trees`, `synlm evaluate compare` and `synlm draw` read it."
+        "File for the trees of the model, or of --consensus: one line per gold sentence, blank if the sentence is "
+        "not scored. `--trees`, `synlm evaluate compare` and `synlm draw` read this file."
     )
 
     def write(self, sentences: Sequence[ParsedSentence]) -> None:
@@ -439,5 +439,5 @@ def _say_roots(gold: Path, test: Path) -> None:
         path = gold if have[0] else test
         outputs.say(
             f"only {path} has brackets without a label around its trees: ( (S ...)). EVALB counts these brackets as "
-            "constituents, and the other file lacks them. `synlm treebank` removes them"
+            "constituents, and the other file lacks them. `synlm treebank` removes such brackets"
         )

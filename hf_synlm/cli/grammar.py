@@ -12,7 +12,7 @@ from hf_synlm.cli.options import option
 
 def grammar(
     model: options.ModelName,
-    rules: int = option("Rules to show per nonterminal, and first symbols.", default=5, min=1),
+    rules: int = option("Rules to show per nonterminal, and start symbols to show.", default=5, min=1),
     words: int = option("Words to show per preterminal.", default=8, min=1),
     nonterminals: int = option("How many nonterminals, most used first.", default=30, min=1),
     preterminals: int = option("How many preterminals, most used first.", default=60, min=1),

@@ -31,8 +31,8 @@ def convert(
     ),
     out: OutFolder,
     config: list[Path] | None = option(
-        "The authors' configuration in JSON; for gpst twice: first r2d2_config, then gpt_config "
-        "(davidarps/silm: once, config.json). Not needed with --vocabulary and for checkpoints of compound-pcfg.",
+        "The authors' configuration in JSON. gpst needs it twice: r2d2_config, then gpt_config (davidarps/silm: "
+        "only config.json). Not needed with --vocabulary and for checkpoints of compound-pcfg.",
         **options.INPUT_FILE,
     ),
     vocabulary: Path | None = option(
@@ -67,7 +67,7 @@ def convert(
     if not (out / "tokenizer_config.json").is_file():
         outputs.say(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer")
     if read_json(out / "config.json").get("eos_token_id") is None:
-        outputs.say(f"{out} has no end token, so it never ends a sentence: add eos_token_id to --config")
+        outputs.say(f"{out} has no end token, so it never ends a sentence: add eos_token_id to the file of --config")
     outputs.say(f"wrote {out}; check it by `synlm verify {out}`")
 
 
@@ -116,8 +116,8 @@ def export(
         **options.INPUT_FILE,
     ),
     results: list[Path] | None = option(
-        "Result file of `synlm evaluate --out` to report on the card; repeat for several. They replace the "
-        "numbers in the card.yaml beside the model.",
+        "Result file of `synlm evaluate --out` to report on the card; repeat for several. Their numbers replace "
+        "those in the card.yaml beside the model.",
         **options.INPUT_FILE,
     ),
     revision: options.Revision = None,
@@ -216,7 +216,7 @@ def _stated_facts(
             "export. Evaluate the copy, and name the result files by --results."
         )
     elif is_cast and known is None and text is not None and not given:
-        outputs.say("README.md stays as it is: its numbers, if any, are those of the weights as they were saved.")
+        outputs.say("README.md is not changed: if it reports numbers, they belong to the weights before this export.")
     named = (known or {}).get("repo_id", "")
     stated = {**(known or {}), "repo_id": named if "/" in named else name, **given}
     measured_weights = (given if "results" in given else stated).get("weights")

@@ -72,11 +72,11 @@ Context = Annotated[
 Tokenize = Annotated[
     Tokenization | None,
     typer.Option(
-        help="How the model reads ordinary text. ptb splits unknown words as in the Penn Treebank (end. becomes end "
-        "and .); a model of treebanks needs this. no-punctuation removes the marks at the edges of words; a "
-        "model that learned without punctuation needs this. words leaves the words as they are. auto (the "
-        "default) follows text_style of the model's configuration. A text_style of treebank means ptb, natural "
-        "means ptb without new spaces, and none means words.",
+        help="How the model reads ordinary text. ptb, for models of treebanks: split unknown words as in the Penn "
+        "Treebank ('end.' becomes 'end' and '.'). no-punctuation, for models that learned without punctuation: "
+        "remove the marks at the edges of words. words: change no words. auto (default): follow text_style in "
+        "the model's configuration; 'treebank' means ptb, 'natural' means ptb without new spaces, and no "
+        "text_style means words.",
         callback=lambda given: None if given == "auto" else given,
     ),
 ]
@@ -102,16 +102,16 @@ Treebank = Annotated[Path, typer.Option(help="Gold trees in the format of the Pe
 TreeStyle = Annotated[
     parsed.TreeStyle | None,
     typer.Option(
-        help="Brackets in a file. unlabeled is ((the cat) sleeps). labeled is (S (NP the cat) (VP sleeps)). treebank "
-        "has a tag for each word. Without this option, the form of the brackets decides. A remark is printed "
-        "if it can mean several formats. JSON lines need no format."
+        help="Form of the brackets in a file. unlabeled: ((the cat) sleeps). labeled: (S (NP the cat) (VP sleeps)). "
+        "treebank: with a tag for each word. By default, the brackets show their form. If several forms fit, a "
+        "remark says which is used. JSON lines do not need this option."
     ),
 ]
 ReportFormat = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the result.")]
 Output = Annotated[
     Path | None,
     typer.Option(
-        help="JSON file for the result and everything that reproduces it. A Markdown table is written beside this file."
+        help="JSON file for the result and the facts that reproduce it. A Markdown table is written beside this file."
     ),
 ]
 ItemsOutput = Annotated[
@@ -160,7 +160,7 @@ class TreebankReading:
     drop_tags: str | None = option("Leave out words with these tags, separated by spaces: '-DFL- SYM'.", _BRACKETS)
     drop_labels: str | None = option("Leave out the brackets of these labels, but keep the words in them.", _BRACKETS)
     label_separators: str = option(
-        "Characters before function tags of constituents. These tags are removed.", _BRACKETS, default=LABEL_SEPARATORS
+        "Characters between a label and its function tags. These tags are removed.", _BRACKETS, default=LABEL_SEPARATORS
     )
     lemma_separator: str | None = option(
         "Character between word and lemma, if leaves have both; '-' for cats-cat.", _BRACKETS
@@ -173,7 +173,7 @@ class TreebankReading:
         DEPENDENCIES,
     )
     labels: Labels | None = option(
-        "Label of a word's constituents: its UPOS and P (such as NOUNP), X, or its relation. Default: upos.",
+        "Labels. upos (default): a word's UPOS and P, such as NOUNP; deprel: the word's relation; X: always X.",
         DEPENDENCIES,
     )
     tokens: Tokens | None = option(
@@ -208,8 +208,8 @@ class TextReading:
     text_column: TextColumn = None
     item_column: str | None = option("Column of the items' ids in a table; default: item, or the number of the row.")
     word_column: str | None = option(
-        "Column of the words or regions in a table that has one of them per row. The rows of an item "
-        "(--item-column) are one text, in their order; each condition of an item is a text of its own."
+        "Column of the words or regions, if each row of the table has one. The rows of an item (--item-column) are "
+        "one text, in their order; each condition of an item is a text of its own."
     )
     sentence_column: str | None = option(
         "With --word-column: the column that tells the sentences of an item apart. With --context document, a "
@@ -260,7 +260,7 @@ class Loading:
         return scorer
 
 
-_NUM_BEAMS = "Derivations kept after a word (GPST, RNNG); default: the model's own."
+_NUM_BEAMS = "Derivations kept after each word (GPST, RNNG). Default: as the model's configuration says."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -269,9 +269,9 @@ class Widths:
 
     num_beams: int | None = option(_NUM_BEAMS, _BEAM, min=1)
     action_beam_size: int | None = option(
-        "Derivations kept after an action (RNNG); default: the model's own, at least num_beams.", _BEAM, min=1
+        "Derivations kept after each action (RNNG). Default: as the model says, at least --num-beams.", _BEAM, min=1
     )
-    fast_track_size: int | None = option("Derivations that fast-track moves on to the next word (RNNG).", _BEAM, min=0)
+    fast_track_size: int | None = option("Derivations that always continue to the next word (RNNG).", _BEAM, min=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -279,8 +279,8 @@ class Searching(Widths, Loading):
     """The beam of a model that searches."""
 
     normalization: Literal["search", "train"] | None = option(
-        "For RNNG and Tree LM. search: the probability of impossible actions and words is shared out among the "
-        "others. train: it is lost, as in training. Default: the model's own (search).",
+        "For RNNG and Tree LM. search: impossible actions and words get probability 0, and the others are "
+        "renormalized. train: the others are not renormalized. Default: as the model says (search).",
         _BEAM,
     )
     num_processes: int | None = option(
@@ -351,8 +351,9 @@ class Beliefs:
 
     belief_update: Literal["old", "new"] | None = option(
         "For models that search: add belief_update_bits, how much a word changes the weights of derivations, and "
-        "belief_cut, the share of them that the beam drops. old compares the derivations before the word. new "
-        "compares those that read it, without and with its own probability."
+        "belief_cut, the share of weight that the beam drops. old compares the weights of earlier derivations "
+        "before and after the word. new compares weights of derivations that have read the word, without and with "
+        "its probability."
     )
     belief_order: float | None = option("Renyi order of --belief-update, or inf; default: 1, Kullback-Leibler.", min=0)
 
@@ -408,8 +409,8 @@ class ParsingByModels(Parsing):
 
     # The base class has one method; `by_model` makes a base class of each.
     method: list[str] | None = option(
-        "How the model parses, e.g. search, inside or mbr (GPST). With several --model: give it once for all, or "
-        "once for each in their order.",
+        "How the model parses, e.g. search, inside or mbr (GPST). With several --model: give --method once for all "
+        "models, or once for each in the same order.",
         _BEAM,
     )  # type: ignore[assignment]  # several, where Parsing takes one
 
@@ -488,7 +489,7 @@ def differing(group: Any, usual: Any) -> list[str]:
 def refuse(names: Iterable[str], why: str) -> None:
     """Raise ValueError if any option is named, because these options would change nothing."""
     if flags := ", ".join(map(flag_of, names)):
-        raise ValueError(f"{flags}: {why}. Leave it out.")
+        raise ValueError(f"{flags}: {why}. Leave {flags} out.")
 
 
 def refuse_repeated(flag: str, values: Sequence[Path | str]) -> None:
@@ -513,7 +514,7 @@ def read_trees(
         raise ValueError(f"{path} holds text, not trees (brackets, JSON, CoNLL-U). Make trees by `synlm parse {path}`")
     found, is_certain = (style, True) if style else parsed.guess_style(lines)
     if not is_certain:
-        outputs.say(f"{path}: brackets may have labels or not. They are read as {found}. If wrong, give --tree-style.")
+        outputs.say(f"{path}: labels of brackets are unclear: read as {found}. If this is wrong, give --tree-style.")
     if tagged is not None and kind == "brackets" and found == "treebank":
         return tagged(path)
     try:

@@ -32,12 +32,12 @@ class TimesOptions:
         "Table of times: a row per word, or per word and subject.", _TIMES, **options.INPUT_FILE
     )
     rt_column: str = option("Column of the reading times, in ms.", _TIMES, default="rt")
-    preset: Literal["natural-stories", "sap"] | None = option("Corpus in --data, with its times.", _TIMES)
+    preset: Literal["natural-stories", "sap"] | None = option("Corpus with reading times, in --data.", _TIMES)
     data: Path | None = option("Folder of the corpus: a clone of its repository.", _TIMES)
-    slope: float | None = option("For sap: ms per bit, such as sum_b of natural-stories.", _TIMES)
-    on: str | None = option("Columns to join by, A,B; default: sentence_id,word_id, or item,word_id.", _TIMES)
-    partial: bool = option("Allow many words without a partner.", _TIMES, default=False)
-    allow_different_words: bool = option("Leave out words that differ.", _TIMES, default=False)
+    slope: float | None = option("For --preset sap: ms per bit, such as sum_b of natural-stories.", _TIMES)
+    on: str | None = option("Join tables by columns A,B; default: sentence_id,word_id or item,word_id.", _TIMES)
+    partial: bool = option("Go on if many words are in only one of the tables.", _TIMES, default=False)
+    allow_different_words: bool = option("Leave out words that differ between the tables.", _TIMES, default=False)
 
     def joining(self) -> dict[str, Any]:
         """The options of `match`."""
@@ -49,23 +49,23 @@ class TimesOptions:
 class RegressionOptions:
     """The baseline, the words that are left out, and how times are predicted."""
 
-    spillover: int = option("How many preceding words have columns, too.", _WORDS, default=2, min=0)
-    baseline: str | None = option("Columns: length,frequency,punctuation,place (default), or some.", _WORDS)
+    spillover: int = option("Number of preceding words whose columns are predictors, too.", _WORDS, default=2, min=0)
+    baseline: str | None = option("Baseline: length,frequency,punctuation,place (default), or some of these.", _WORDS)
     frequencies: str | None = option(
-        "File of words and counts (a word that it lacks is looked up in lower case), column of the times, or "
-        "wordfreq:en, ... (the package wordfreq, per billion words); default: none.",
+        "Counts of words: a file of words and counts (words that are not in the file are looked up in lower case), "
+        "a column of the times, or wordfreq:en, ... (package wordfreq, counts per billion words). Default: none.",
         _WORDS,
     )
     missing_frequency: Literal["exclude", "zero"] = option(
         "What to do with words without a count.", _WORDS, default="exclude"
     )
-    interaction: bool = option("Add length times log frequency, both centered.", _WORDS, default=False)
-    control: list[str] | None = option("Add this column of the times to the baseline; repeat.", _WORDS)
+    interaction: bool = option("Add the product of length and log frequency, both centered.", _WORDS, default=False)
+    control: list[str] | None = option("Add this column of the times to the baseline; repeat for several.", _WORDS)
     keep_edges: bool = option("Keep the first and last words of sentences.", _WORDS, default=False)
-    keep_oov: bool = option("Keep unknown words, which have the surprisal of a class.", _WORDS, default=False)
+    keep_oov: bool = option("Keep unknown words, with the surprisal of their class.", _WORDS, default=False)
     drop_punctuation: bool = option("Leave out words that end with punctuation.", _WORDS, default=False)
-    folds: int = option("Folds of the cross-validation.", _REGRESSION, default=10, min=2)
-    folds_by: Literal["sentence", "text"] = option("What stays in one fold.", _REGRESSION, default="sentence")
+    folds: int = option("Number of folds of the cross-validation.", _REGRESSION, default=10, min=2)
+    folds_by: Literal["sentence", "text"] = option("Never split this between folds.", _REGRESSION, default="sentence")
     log_rt: bool = option("Predict the logarithm of times.", _REGRESSION, default=False)
     by_subject: bool = option("Fit one regression per reader, and average them.", _REGRESSION, default=False)
     mixed: bool = option(
@@ -94,11 +94,11 @@ class ComputingOptions(options.Beliefs, options.ScoringByBeams):
     """How surprisals are computed with --model."""
 
     context: Literal["sentence", "document"] | None = option(
-        "Read each sentence alone, or after those before it; default: document in natural-stories if the model "
-        "reads documents, else sentence."
+        "Read each sentence alone, or after the earlier sentences of its text. Default: document for "
+        "natural-stories if the model reads documents, else sentence."
     )
     tokenize: options.Tokenize = None
-    word_correction: bool = option("Probability of words, see `synlm surprisal`.", default=False)
+    word_correction: bool = option("Probability of words, not tokens; see `synlm surprisal`.", default=False)
 
     def predictors(
         self, model: str, texts: Sequence[TextItem], preferred: Literal["sentence", "document"]
@@ -141,7 +141,7 @@ class FileOptions:
     """Tables for other programs."""
 
     coefficients: Path | None = option("TSV file for b, SE, t, p of all terms.", _FILES)
-    write_frame: Path | None = option("TSV file for all columns, for R.", _FILES)
+    write_frame: Path | None = option("TSV file for all columns of the regression, for R.", _FILES)
 
     def write(self, found: "ReadingReport") -> None:
         """Write the requested tables."""

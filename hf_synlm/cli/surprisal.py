@@ -43,7 +43,7 @@ class InputOptions(options.TextReading):
     """Where the input of `surprisal` holds the texts."""
 
     file_format: options.InputFormat | None = option(
-        "Format of the input; default: by the ending of its name.", name="--format"
+        "Format of the input; default: by the ending of the file name.", name="--format"
     )
 
 
@@ -54,21 +54,21 @@ class MeasureOptions(options.Beliefs):
     unit: Literal["bits", "nats"] = option("Unit of surprisal, which is part of the column's name.", default="bits")
     context: options.Context = "sentence"
     word_correction: bool = option(
-        "Probability of words instead of tokens: count the space after a word as part of this word, not of "
-        "the next one. Has no effect if tokens do not mark the beginning of words; OUT.meta.json says so.",
+        "Compute the probability of words instead of tokens: the space after a word counts as part of this word, "
+        "not of the next word. If tokens do not mark where words begin, nothing changes, and OUT.meta.json says so.",
         default=False,
     )
     tokenize: options.Tokenize = None
     lmzoo: bool = option("Write the columns of lm-zoo instead: one row per token, in bits.", default=False)
     entropy: Literal["shannon", "renyi"] | None = option(
-        "Add entropy_bits: the entropy of the next token before each word. It covers the first token of the word "
-        "only. renyi adds renyi_entropy_bits, of order 1/2. Models that search (GPST, RNNG, ...) take it from "
-        "the stepwise distribution, by a second search."
+        "Add entropy_bits: the entropy of the next token before each word. Only the first token of the word counts. "
+        "renyi also adds renyi_entropy_bits, of order 1/2. For models that search (GPST, RNNG, ...), a second "
+        "search computes the entropy by the estimator stepwise."
     )
     attention_entropy: Literal["projected", "raw"] | None = option(
         "For Tree LM and Transformer Grammars. Add nae, the normalized attention entropy where the word is read. "
-        "It is summed over the heads of the top layer and the tokens of the word, and averaged over the beam. "
-        "projected weighs attention by its effect on the output. raw adds nae_raw."
+        "The entropy is summed over the heads of the top layer and the tokens of the word, and averaged over the "
+        "beam. projected: attention is weighted by its effect on the output. raw: also add nae_raw, unweighted."
     )
     frequencies: str | None = option(
         "Add length and log_frequency of each word without punctuation at its ends, as `synlm evaluate "
@@ -130,9 +130,9 @@ class TreeOptions:
     """Trees that are given for the texts of `surprisal`."""
 
     trees: list[Path] | None = option(
-        "File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. "
-        "Leaves may split words: end and . for end. Surprisal is then that of each word with its part of the "
-        "tree. Do not compare it with surprisal summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
+        "File with a tree for every sentence: brackets, or JSON lines of `synlm parse`; repeat for several. Leaves "
+        "may split words: 'end' and '.' for 'end.'. The surprisal of a word then includes its part of the tree. Do "
+        "not compare such values with surprisals summed over trees (GPST, RNNG, Tree LM, URNNG, Pushdown).",
         _TREES,
         **options.INPUT_FILE,
     )
@@ -167,7 +167,7 @@ class TreeOptions:
         names = ("num_beams", *options.SEARCH_OPTIONS, "estimator", "cache", "num_processes")
         unused |= {name: getattr(scoring, name) for name in names}
         given = [name for name, value in unused.items() if value]
-        options.refuse(given, "with --trees every sentence has one tree and stands by itself")
+        options.refuse(given, "with --trees every sentence has one tree and is read alone")
 
     def scores(self, scorer: "TextScorer", items: list[TextItem] | Iterator[TextItem]) -> "Iterator[WordScores]":
         """Score the words of texts with their trees. If the texts are a list, the trees may be in any order."""
@@ -289,7 +289,7 @@ def surprisal(
         _write_meta(result, out, words_per_second=counts["words"] / seconds)
     _say_what_was_cut(scorer, counts, how["tokenize"], may_split=given.trees is None)
     for name, number in opened.late.items():
-        outputs.say(f"column {name!r} is left out: {share(number, counts['texts'], 'text')} it, and none of the first")
+        outputs.say(f"column {name!r} is left out: {share(number, counts['texts'], 'text')} it, but not the first")
 
 
 def _score(
@@ -451,8 +451,8 @@ def _say_repeated_items(items: Sequence[TextItem]) -> None:
     if repeated:
         texts = "texts, by condition" if items[0].rows else "texts"
         outputs.say(
-            f"items with several {texts}: {repeated}. To join other tables, use sentence_id (the number of the row "
-            "in the input) and word_id, not item"
+            f"{plural(repeated, 'item')} with several {texts}. To join other tables, use sentence_id (the number of "
+            "the row in the input) and word_id, not item"
         )
     if not items[0].rows and any(is_part_of_text(*both) for both in pairwise(items)):
         outputs.say(
@@ -480,9 +480,9 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
 
     if counts["unknown_words"]:
         if not has_words(scorer.tokenizer):
-            remedy = "its tokenizer lacks some of their characters"
+            remedy = "the tokenizer lacks some characters of these words"
         elif tokenize == "words" and may_split:
-            remedy = "its treebank may lack punctuation, or separate it and clitics; try --tokenize ptb"
+            remedy = "perhaps its treebank lacks punctuation, or separates punctuation and clitics; try --tokenize ptb"
         else:
             remedy = "each is read as a class of unknown words, or left out; a model with word pieces knows all words"
         outputs.say(
@@ -491,8 +491,8 @@ def _say_what_was_cut(scorer: "TextScorer", counts: Mapping[str, int], tokenize:
         )
     if without := counts["words_without_token"]:
         outputs.say(
-            f"{without:,} of {plural(counts['words'], 'word')} without a token (n_tokens 0), such as marks that the "
-            "model does not read: their surprisals are empty"
+            f"no token (n_tokens 0) and no surprisal: {without:,} of {plural(counts['words'], 'word')}, such as "
+            "marks that the model does not read"
         )
     if scorer.cuts["texts_in_windows"]:
         outputs.say(

@@ -55,7 +55,7 @@ class CleaningOptions:
     punctuation: Literal["keep", "remove"] = option("Keep or remove punctuation.", default="keep")
     punctuation_by: options.PunctuationBy = "tag"
     words: Literal["keep", "ptb-concat"] = option(
-        "keep; or ptb-concat: lower case, N for numbers, no punctuation (the common text of the Penn Treebank).",
+        "keep: change no words; ptb-concat: lower case, N for numbers, no punctuation (the usual Penn Treebank text).",
         default="keep",
     )
     binarize: Literal["right", "left"] | None = option(
@@ -72,7 +72,7 @@ class CleaningOptions:
         """How many words count as punctuation because their tags are unknown. Raise ValueError if they are many."""
         tags = Counter(tag for sentence in sentences for tag in sentence.tags)
         reads_tags = self.punctuation == "remove" and self.punctuation_by == "tag" and self.words != "ptb-concat"
-        return check_tags(tags, "tell it by form (--punctuation-by form)") if tags and reads_tags else 0
+        return check_tags(tags, "recognize punctuation by form (--punctuation-by form)") if tags and reads_tags else 0
 
     def clean(self, sentence: TreebankSentence, converted: bool, left_out: Counter[str]) -> TreebankSentence | None:
         """Return the tree to write, or None and count the reason.
@@ -144,8 +144,8 @@ def treebank(
     out: OutFile,
     overwrite: options.Overwrite = False,
     kind: Literal["brackets", "conllu", "parses"] | None = option(
-        "Format of the input; default: brackets or conllu, by the ending of its name, or its first line. parses: "
-        "output of `synlm parse` and `synlm evaluate parsing --save-trees`; X is a missing label.",
+        "Format of the input; default: brackets or conllu, by the ending of the file name or by its first line. "
+        "parses: output of `synlm parse` and `synlm evaluate parsing --save-trees`; missing labels become X.",
         name="--from",
     ),
     tree_style: options.TreeStyle = None,
@@ -155,7 +155,7 @@ def treebank(
 
     The command reads bracketed trees with a tag for each word. Treebanks and the parsers benepar, stanza and supar
     write this format. The command also reads dependency treebanks (CoNLL-U, Universal Dependencies). In a dependency
-    tree, a word and all words below it become a constituent. It writes one tree per line, without traces, function tags
+    tree, a word and all words below it become a constituent. OUT has one tree per line, without traces, function tags
     and root wrappers. OUT.meta.json holds counts, and the checksums of inputs and output. If a tree cannot be read, the
     command stops and names the file and the lines.
 
@@ -207,7 +207,7 @@ def silver(
     overwrite: options.Overwrite = False,
     parser: str = option("Parser: folder or Hub name of a model of `synlm train span-parser`.", default=MISSING),
     backbone: options.Backbone = None,
-    min_confidence: float | None = option("Leave out trees with less log-probability per word (nats), such as -0.1."),
+    min_confidence: float | None = option("Leave out trees below this log-probability per word (nats), such as -0.1."),
     dtype: options.DType = "auto",
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,

@@ -32,9 +32,9 @@ FormatOption = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="brackets and json have one line per sentence; json has all trees and log-probabilities. text and "
-        "upright draw. latex is for the package forest. svg makes a file per sentence, html one page with all "
-        "trees and surprisals.",
+        help="brackets, json: one line per sentence; json has all trees and their log-probabilities. text, upright: "
+        "trees drawn with characters. latex: for the package forest. svg: one file per sentence. html: one page "
+        "with all trees and surprisals.",
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Output file, for svg also a folder. By default, print the output.")]
@@ -50,7 +50,7 @@ class TreesOptions:
         min=1,
     )
     consensus: bool = option(
-        "Print the average of the trees in the beam by their probability, not the best tree.", default=False
+        "Print the average of the trees in the beam, weighted by probability, not the best tree.", default=False
     )
 
     def count(self, model: Any, parsing: options.Parsing, among_several: bool) -> int | None:
@@ -64,7 +64,7 @@ class TreesOptions:
         width = parsing.beam(model, f"--num-trees {self.num_trees}" if self.num_trees else "--consensus")
         if self.num_trees and self.num_trees > width:
             raise ValueError(
-                f"--num-trees {self.num_trees}: the beam holds {width}. Raise --num-beams to at least this number."
+                f"--num-trees {self.num_trees} exceeds the beam of {width}. Raise --num-beams to --num-trees or more."
             )
         return self.num_trees or width
 
@@ -109,7 +109,7 @@ def parse(
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave this option out.")
     several = parsing.chosen(num_return_sequences=wanted.num_trees).get("num_return_sequences", 1)
     if several != 1 and len(model) == 1 and not wanted.consensus and style not in ("json", "html"):
-        raise ValueError(f"{several} trees of a sentence, but --format {style} shows one. Add --format json, or html.")
+        raise ValueError(f"--format {style} shows one tree of a sentence, not {several}. Choose --format json or html.")
     opened = reading.open([texts], input_format, "--input-format")
     is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus
     is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
@@ -202,7 +202,7 @@ def draw(
         raise ValueError(f"{trees} is a table of texts, not of trees. Parse it first by `synlm parse`")
     sentences = options.read_trees(trees, tree_style)
     if not any(sentence.words for sentence in sentences):
-        raise ValueError(f"{trees} holds no tree. Give a file with at least one")
+        raise ValueError(f"{trees} holds no tree. Give a file with at least one tree")
     _check_drawings([sentence.words for sentence in sentences], style, out, overwrite)
     _write_drawings([sentences], style, out, str(trees), len(sentences), overwrite)
 
@@ -214,7 +214,7 @@ def _check_drawings(
     numbers = [number for number, words in enumerate(sentences or (), start=1) if words]
     meant = style if out is None else _ENDINGS.get(out.suffix.lower(), style)
     if meant != style:
-        raise ValueError(f"--out {out} ends as --format {meant}, but --format is {style}. Change --out or --format")
+        raise ValueError(f"the ending of --out {out} means {meant}, but --format is {style}. Change --out or --format")
     if style == "svg" and (sentences is None or len(numbers) != 1) and (out is None or out.suffix == ".svg"):
         raise ValueError("--format svg makes a picture of every sentence. Name a folder by --out, or use --format html")
     if out is not None:
@@ -289,11 +289,11 @@ class ChoosingOptions(options.Widths):
 
     max_new_tokens: int = option("Maximum length of a continuation.", default=20, min=1)
     num_sequences: int = option("Texts per prompt.", default=1, min=1)
-    num_beams: int | None = option("Beam of the search; default: greedy.", _BEAM, min=1)
+    num_beams: int | None = option("Width of the beam; default: greedy search.", _BEAM, min=1)
     structure_mode: Literal["joint", "marginal"] | None = option(
-        "GPST, RNNG: joint (default) searches tree and words together; marginal sums over the trees and gives no "
-        "tree. PCFG: marginal (default), or joint with --sample, which draws a tree with its words. Joint with "
-        "--sample draws trees from the model. --temperature, --top-k, --top-p act on words alone.",
+        "GPST, RNNG: joint (default) searches for tree and words together; marginal sums over the trees and gives "
+        "no tree. PCFG: marginal is the default, and joint needs --sample. joint with --sample draws the tree from "
+        "the model; --temperature, --top-k, --top-p act only on words.",
         _BEAM,
     )
     sample: bool = option("Sample words instead of taking the best.", _SAMPLING, default=False)
@@ -336,8 +336,8 @@ def generate(
     model: options.Model,
     prompt: list[str] | None = option("A prompt; repeat for several."),
     style: Literal["text", "table", "tree", "brackets", "json"] = option(
-        "text: one line per text; table: with its score and tree; tree: with a drawing; brackets: its tree, "
-        "one line per text; json: everything, one line per text.",
+        "text: one line per text; table: texts, scores and trees; tree: texts and drawings of trees; brackets: one "
+        "tree per line; json: all results, one line per text.",
         default="text",
         name="--format",
     ),
@@ -351,8 +351,8 @@ def generate(
     """Continue prompts. Models of this library also give the tree of the whole text.
 
     A blank line in the file of prompts gives --num-sequences blank lines. Tables and drawings leave out blank lines.
-    The leaves of trees are the tokens of the model. The score of a text is the log-probability in nats that the search
-    adds up. Beam search without --sample divides this score by the number of new tokens (length_penalty).
+    The leaves of trees are the tokens of the model. The score of a text is its log-probability in nats, as the search
+    computes it. Beam search without --sample divides this score by the number of new tokens (length_penalty).
 
     Examples:
         synlm generate --model model_cards/gpst-tiny --prompt "The state of our Union" --num-beams 5 --format tree

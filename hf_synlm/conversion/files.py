@@ -90,7 +90,7 @@ def convert_files(
     state, config = _read_checkpoint(arch, weights, configs, vocabulary is not None)
     if vocabulary is not None:
         if arch != "pushdown" or tokenizer is None:
-            raise ValueError("--vocabulary works only for pushdown with GPT-2's tokenizer. Pass --tokenizer gpt2, too.")
+            raise ValueError("--vocabulary needs pushdown and --tokenizer gpt2. Pass these, or omit --vocabulary.")
         pieces = pushdown.read_vocabulary(vocabulary)
         tokenizer = pushdown.pushdown_tokenizer(pieces, tokenizer)
         config = {"vocab_size": len(pieces) + 2, "end_word_id": pieces.index(pushdown.END_WORD), **config}

@@ -70,7 +70,7 @@ def convert_gpst(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     state_dict = {name.removeprefix("model."): tensor for name, tensor in clean_state_dict(state_dict).items()}
     up_scale = {f"up_scale.{name}" for name in ("weight", "bias")} & set(state_dict)
     if len(up_scale) == 1:
-        raise ValueError(f"The checkpoint holds {up_scale.pop()} without its partner. Is the file damaged?")
+        raise ValueError(f"The checkpoint holds only {up_scale.pop()}, not weight and bias. Is the file damaged?")
     config = gpst_config(original_config, surrogate=bool(up_scale))
     renamed = rename_state_dict(state_dict, RULES)
     pair = ("lm_head.weight", "model.embed_tokens.weight")

@@ -100,7 +100,9 @@ def _num_spans(options: Mapping[str, Any]) -> int:
         raise ValueError("The configuration has neither 'num_spans' nor 'max_span_length'. Add one of them.")
     counts = {value - (name == "max_span_length") for name, value in given.items()}
     if len(counts) > 1:
-        raise ValueError(f"The configuration has {given}, but max_span_length must be num_spans + 1. Delete one.")
+        raise ValueError(
+            f"The configuration has {given}, but max_span_length must be num_spans + 1. Delete one of the two."
+        )
     return counts.pop()
 
 

@@ -25,7 +25,7 @@ class Options(dict[str, Any]):
     """Options of a configuration by name; one that is missing is a ValueError."""
 
     def __missing__(self, name: str) -> Any:
-        raise ValueError(f"The configuration lacks {name!r}, which tensors do not show. Add {name!r} there.")
+        raise ValueError(f"The configuration lacks {name!r}. Add {name!r}, because the tensors do not show it.")
 
 
 def clean_state_dict(state_dict: Mapping[str, Tensor]) -> Tensors:

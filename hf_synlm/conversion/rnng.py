@@ -85,8 +85,8 @@ def convert_rnng(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     old = [key for key in state_dict if key.startswith(_OLD_CLASSES)]
     if old:
         raise ValueError(
-            f"The checkpoint holds {old[0]!r}. So it was trained without --fixed_stack, where the gates of the LSTM "
-            "(and the pushes of in_order) have another order. Train with --fixed_stack to convert a model."
+            f"The checkpoint holds {old[0]!r}, so it was trained without --fixed_stack: gates of the LSTM (and "
+            "pushes of in_order) have another order. Only models trained with --fixed_stack can be converted."
         )
     tensors = rename_state_dict(state_dict, RULES)
     config = rnng_config(tensors, original_config)

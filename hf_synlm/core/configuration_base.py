@@ -154,7 +154,7 @@ class SyntacticConfig(transformers.PreTrainedConfig):
         for name, value in vars(self).items():
             limit = MOST_LAYERS if name.startswith("num_") and name.endswith("layers") else LARGEST_INTEGER
             if isinstance(value, int) and abs(value) > limit:
-                raise ValueError(f"{name} is {value}, more than {limit}. Is the configuration damaged?")
+                raise ValueError(f"{name} is {value}, which is more than {limit}. Is the configuration damaged?")
 
     def check_least(self, least: int, *names: str) -> None:
         """Raise ValueError unless fields are at least `least`."""

@@ -16,10 +16,10 @@ from hf_synlm.core.rows import after_columns
 
 _NO_CACHE = ("use_cache", False)
 _REMEDIES = {
-    "cu_seq_lens_q": "the texts of a packed row would read each other: give each text a row (packing=False)",
+    "cu_seq_lens_q": "the texts of a packed row would read each other: give each text its own row (packing=False)",
     "num_items_in_batch": "every part of the loss has a count of its own: pass loss_shares (see count_loss_items)",
-    "position_ids": "tokens are counted by attention_mask: leave it out, and give each text a row (packing=False)",
-    "use_cache": "this call keeps no state: leave it out",
+    "position_ids": "attention_mask counts the tokens: leave position_ids out, and use packing=False",
+    "use_cache": "this call keeps no state: leave use_cache out",
 }
 # Values of `output_hidden_states`: yes or no, or which entries of the tuple.
 HiddenStateChoice = bool | int | Sequence[int] | None

@@ -75,8 +75,8 @@ class SyntacticLMOutput(InFieldOrder, CausalLMOutputWithPast):
         """A field by its name, or by its place among those that are there."""
         if key == "logits" and self.logits is None:
             raise KeyError(
-                "There are no logits beside the loss of given trees. Pass output_marginal_logits=True if the model has "
-                "it; with Trainer, leave label_smoothing_factor at 0."
+                "With given trees, the output holds a loss and no logits. Pass output_marginal_logits=True if the "
+                "model has this argument. With Trainer, leave label_smoothing_factor at 0."
             )
         return super().__getitem__(key)
 

@@ -80,8 +80,8 @@ def check_tokens(config: PreTrainedConfig, input_ids: Tensor, attention_mask: Te
         if outside.any():
             value = input_ids[outside][0].item()
             raise ValueError(
-                f"Token id {value} is outside the vocabulary ({config.vocab_size} ids). Is it the tokenizer of this "
-                f"model? If so, tokenizer.convert_ids_to_tokens({value}) shows the piece. Respell the word."
+                f"Token id {value} is outside the vocabulary ({config.vocab_size} ids). Is it from the tokenizer of "
+                f"this model? If so, tokenizer.convert_ids_to_tokens({value}) shows the piece. Respell its word."
             )
 
 
@@ -104,7 +104,7 @@ def check_columns(name: str, values_BT: Tensor, attention_mask: Tensor | None) -
     if values_BT.numel() == 0:
         raise ValueError(f"{name} {shape} hold no token. Leave empty texts out, or give the begin token.")
     if attention_mask is not None and attention_mask.shape != values_BT.shape:
-        raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}, {name} {shape}. Align them.")
+        raise ValueError(f"attention_mask {list(attention_mask.shape)} and {name} {shape} need equal shapes.")
 
 
 def check_aligned(input_ids: Tensor, **others: Tensor | None) -> None:
@@ -120,7 +120,7 @@ def check_labels(config: PreTrainedConfig, labels: Tensor, input_ids: Tensor) ->
     """Check that labels are ids of the vocabulary or -100, one per input id."""
     if not isinstance(labels, Tensor) or labels.shape != input_ids.shape or labels.is_floating_point():
         given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else f"a {type(labels).__name__}"
-        raise ValueError(f"labels are {given}, input_ids {tuple(input_ids.shape)}. Give one integer per input id.")
+        raise ValueError(f"labels are {given}, but input_ids {tuple(input_ids.shape)}. Give one integer per input id.")
     check_label_ids(config, labels)
 
 

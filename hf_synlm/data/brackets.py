@@ -241,13 +241,13 @@ class _Layout:
             count = self.num_whole + len(self.broken)
             logger.warning(
                 f"{self.source}: brackets begin in column 0 inside of {len(self.broken)} of {count} trees, the first "
-                f"in line {second}. Check that the tree that begins in line {first} does not lack a ')'"
+                f"in line {second}. Check whether the tree that begins in line {first} lacks a ')'"
             )
 
     def _missing(self, first: int, second: int) -> str:
         return (
-            f"{self.source}:{first}: '(' is never closed before the next tree begins in line {second}: add its "
-            f"')', or a space before line {second} if it goes on with the same tree"
+            f"{self.source}:{first}: '(' is never closed before the next tree begins in line {second}: add its ')', "
+            f"or a space before line {second} if this line continues the tree"
         )
 
 

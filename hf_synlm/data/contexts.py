@@ -112,7 +112,7 @@ class ContextDataset(torch.utils.data.Dataset):
         self._first_of_shard = np.cumsum([0, *self._totals["contexts_of_shards"]])
         if not len(self):
             raise ValueError(
-                f"No context is left of {corpus.folder}: {plural(self._totals['left_out'], 'sentence')} of more than "
+                f"{corpus.folder} gives no context, only {plural(self._totals['left_out'], 'sentence')} of more than "
                 f"{max_sentence_tokens} tokens. Raise --max-sentence-tokens, or name other text."
             )
 

@@ -226,14 +226,14 @@ def _sort_rows(rows: Iterable[_Row]) -> tuple[list[_Row], list[_Range], int]:
             num_empty += 1
             continue
         if not _WORD_OR_RANGE.fullmatch(name):
-            raise _LineError(row.line, f"ID {name!r}: no word, range, empty node")
+            raise _LineError(row.line, f"ID {name!r} names no word, range or empty node")
         begin, _, end = name.partition("-")
         if end and (int(begin) != following or int(end) < following):
             raise _LineError(row.line, f"range {name} does not begin with the next word {following}")
         if end and ranges and ranges[-1].last >= following:
             raise _LineError(row.line, f"range {name} begins inside the range before it")
         if not end and int(begin) != following:
-            raise _LineError(row.line, f"ID {name} stands where {following} should")
+            raise _LineError(row.line, f"ID {name} stands where {following} is expected")
         for column, what in ((1, "FORM"), *(() if end else ((3, "UPOS"), (7, "DEPREL")))):
             if not row.columns[column]:
                 raise _LineError(row.line, f"{what} is empty")

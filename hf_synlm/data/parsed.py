@@ -91,7 +91,7 @@ class ParsedSentence:
             raise ValueError(f"{len(self.word_log_probs)} log-probabilities for {len(self.words)} words. Give one each")
         for rank, tree in enumerate(self.hypotheses):
             if tree.labels is not None and len(tree.labels) != len(tree.spans):
-                raise ValueError(f"tree {rank} has {len(tree.spans)} spans and {len(tree.labels)} labels: one each")
+                raise ValueError(f"tree {rank}: {len(tree.labels)} labels for {len(tree.spans)} spans. Give one each")
             has_labels = tree.labels is not None
             min_width = 1 if has_labels else 2
             validate_spans(tree.spans, len(self.words), min_width=min_width, allow_duplicates=has_labels)

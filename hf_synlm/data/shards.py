@@ -131,7 +131,7 @@ def _check_shard(folder: Path, number: int, record: ShardRecord, verify: bool) -
     elif path.stat().st_size != record.bytes:
         found = f"has {path.stat().st_size} bytes instead of {record.bytes}"
     elif verify and file_sha256(path) != record.sha256:
-        found = "is damaged: its checksum is another one"
+        found = "is damaged: its checksum is wrong"
     if found:
         raise ValueError(f"{path} {found}. {_remedy(folder, number)}")
 
@@ -160,7 +160,7 @@ class PreparedCorpus:
         self.folder = Path(folder)
         if not (self.folder / INDEX_FILE).is_file():
             state = "is not finished" if (self.folder / MADE_FROM_FILE).is_file() else "is not a prepared corpus"
-            raise ValueError(f"{self.folder} {state}. Run python training/prepare_text.py with its options (again).")
+            raise ValueError(f"{self.folder} {state}. Prepare it (again) by python training/prepare_text.py.")
         self.made_from = _check_format(self.folder)
         index = read_record(self.folder / INDEX_FILE)
         self.records = [ShardRecord(**record) for record in index["shards"]]

@@ -210,7 +210,9 @@ def character_tokenizer(texts: Iterable[str], *, min_count: int = 1) -> PreTrain
     counts = Counter(chain.from_iterable(texts))
     known = sorted((c for c, count in counts.items() if count >= min_count), key=lambda c: (-counts[c], c))
     if not known:
-        raise ValueError(f"none of {len(counts)} characters occurs {min_count} times (min_count). Lower min_count")
+        raise ValueError(
+            f"none of {len(counts)} characters occurs at least {min_count} times (min_count). Lower min_count"
+        )
     pad_token, unknown_token, boundary = special = ("<|pad|>", "<|unk|>", "</s>")
     vocabulary = {token: index for index, token in enumerate([*special, *known])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown_token))

@@ -168,8 +168,8 @@ def word_tokenizer(
         known = known[: max(0, vocab_size - len(reserved))]
     if not known:
         raise ValueError(
-            f"no word is left of {len(counts)} with min_count {min_count} and vocab_size {vocab_size}, of which "
-            f"special tokens and classes take {len(reserved)}. Lower min_count (--tokenizer-min-frequency) or raise "
+            f"no word is left of {len(counts)}: min_count is {min_count}, and special tokens and classes take "
+            f"{len(reserved)} of vocab_size {vocab_size}. Lower min_count (--tokenizer-min-frequency) or raise "
             "vocab_size (--tokenizer-vocab-size)"
         )
     return tokenizer_of_words(

@@ -310,7 +310,7 @@ def check_results_of(
                 f"{dtype}, or export with --dtype {measured['dtype']}."
             )
         if weights and not checksums:
-            logger.warning(f"{path} has no checksum of weights. It may be of other weights than {model!r}")
+            logger.warning(f"{path} has no checksum of weights. It may be a result of other weights than {model!r}")
 
 
 def card_rows(

@@ -98,7 +98,7 @@ def scores_of_groups(
         names.remove("f1")  # one of the four, by the convention
     missing = [k for k in wanted if not any(name.startswith(k) for name in names)]
     if missing or not names:
-        raise ValueError(f"no score {', '.join(missing or chosen)}. There are {', '.join(first.scores)}")
+        raise ValueError(f"results have no score {', '.join(missing or chosen)}, only {', '.join(first.scores)}")
     means: dict[str, list[float]] = {}
     deviations: dict[str, list[float | None]] = {}
     for label in dict.fromkeys(labels):

@@ -227,8 +227,8 @@ class TreeScoringMixin:
             given = self.given_trees(input_ids, torch.ones_like(input_ids), trees[self.tree_field], word_ends=word_ends)
             if not bool(given.mask.all()) or bool((input_ids != input_ids[:1]).any()):
                 raise ValueError(
-                    f"joint_log_probs: the rows of input_ids {input_ids.tolist()} must be one text without a begin "
-                    "token."
+                    f"joint_log_probs: the rows of input_ids {input_ids.tolist()} must hold one and the same text, "
+                    "without a begin token."
                 )
             found = self.score_prefixes(given)
             if found is None:

@@ -293,7 +293,7 @@ class SyntacticGenerationMixin(TreeScoringMixin, WordGenerationMixin):
         kwargs.update({name: value for name, value in given.items() if value is not None})
         prompt, mask = checked_prompts(inputs, kwargs), kwargs.get("attention_mask")
         if isinstance(inputs, Tensor) and mask is not None and mask.shape != inputs.shape:
-            raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, inputs {tuple(inputs.shape)}. Align them.")
+            raise ValueError(f"attention_mask {tuple(mask.shape)} and inputs {tuple(inputs.shape)} need equal shapes.")
         if mask is None and isinstance(prompt, Tensor):
             mask = self._default_attention_mask(prompt)
             kwargs.update({} if mask is None else {"attention_mask": mask})

@@ -247,8 +247,8 @@ def check_code(folder: str | os.PathLike) -> dict[str, str]:
         needing = [file.name for file in sorted(files) if _OF_PACKAGE.search(file.read_text(encoding="utf-8"))]
         if needing:
             raise ValueError(
-                f"{needing} in {str(folder)!r} import hf_synlm, so the folder does not load without it. Write a "
-                f"folder that does: synlm export {folder} --out FOLDER."
+                f"{needing} in {str(folder)!r} import hf_synlm, so the folder does not load without it. For a folder "
+                f"that loads alone: synlm export {folder} --out FOLDER."
             )
     return dict(auto_map)
 

@@ -208,5 +208,5 @@ def check_gold_distances(
     if input_ids is None:
         raise ValueError("distances need input_ids, which show the ends of sentences. Pass input_ids, too.")
     if distances.shape != input_ids.shape:
-        raise ValueError(f"distances are {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)}. Align them.")
+        raise ValueError(f"distances {tuple(distances.shape)}, input_ids {tuple(input_ids.shape)} need equal shapes.")
     return distances

@@ -43,7 +43,7 @@ def spans_to_actions(spans: Sequence[Span], num_tokens: int) -> list[int]:
     validate_spans(spans, num_tokens)
     if len(spans) != num_tokens - 1:
         raise ValueError(
-            f"{len(spans)} spans over {num_tokens} tokens are not a binary tree, which has {num_tokens - 1}. "
+            f"{len(spans)} spans over {num_tokens} tokens are not a binary tree, which has {num_tokens - 1} spans. "
             "Complete the tree with trees.binary.binarize_spans"
         )
     num_ending = [0] * (num_tokens + 1)

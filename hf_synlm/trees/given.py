@@ -18,7 +18,7 @@ def check_actions(actions: Tensor, mask: Tensor, word_ends: Tensor | None = None
             f"{tuple(actions.shape)}."
         )
     if word_ends is not None and word_ends.shape != mask.shape:
-        raise ValueError(f"word_ends has shape {tuple(word_ends.shape)}, input_ids {tuple(mask.shape)}. Align them.")
+        raise ValueError(f"word_ends {tuple(word_ends.shape)} and input_ids {tuple(mask.shape)} need equal shapes.")
     if bool((actions < padding).any()):
         raise ValueError(f"actions hold {int(actions.min())}: ids below the padding ({padding}) are not allowed.")
     if bool(((actions[:, :-1] == padding) & (actions[:, 1:] != padding)).any()):

@@ -219,12 +219,18 @@ REMARKS = [
         "a.csv",
         "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n",
         "gpt2",
-        "several texts: 1.*--word-column",
+        "1 item with several texts.*--word-column",
         "item 112",
     ),
     # A row for each region; conditions of pairs are no regions.
     ("a.csv", "sentence,item,region\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "--word-column", "item 112"),
-    ("a.csv", "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "several texts: 1", "item 112"),
+    (
+        "a.csv",
+        "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n",
+        "gpt2",
+        "1 item with several texts",
+        "item 112",
+    ),
     ("a.txt", "We ask\n" + "peace and hope " * 60, "gpt2", "1 of 2 texts .* 127 positions", "word_id 12"),
     ("a.txt", "of xyzzy plugh\n", "rnng", "2 of 3 words .67%. are unknown.*--tokenize ptb", "oov 011"),
 ]
@@ -272,7 +278,7 @@ def test_surprisal_of_several_files_and_folders(models, tmp_path, capsys):
     assert [Path(file["path"]).name for file in files] == ["a.txt", "b.tsv", "more.txt"]
     assert "a second" in capsys.readouterr().err
     capsys.readouterr()
-    assert "items with several texts: 1" in remarks(capsys, *command, "--out", out, "--overwrite")
+    assert "1 item with several texts" in remarks(capsys, *command, "--out", out, "--overwrite")
     empty = tmp_path / "empty"
     empty.mkdir()
     for words, message in (
@@ -326,8 +332,8 @@ def test_a_table_with_a_word_per_row_keeps_its_rows(models, tmp_path, capsys, na
 def test_texts_that_are_none_are_told(models, tmp_path, capsys):
     model = ("--model", models["gpst"], "--device", "cpu")
     for name, content, given, message in (
-        ("a.tok", WORDS, [], "a.tok is read as plain text, but has 4 columns, as a table. Pass --format tsv"),
-        ("a.txt", "# text = We\n1\tWe\twe\tPRON\tPRP\t_\t0\troot\t_\t_\n", [], "has ten columns, as CoNLL-U"),
+        ("a.tok", WORDS, [], "a.tok is read as plain text, but has 4 columns, like a table. Pass --format tsv"),
+        ("a.txt", "# text = We\n1\tWe\twe\tPRON\tPRP\t_\t0\troot\t_\t_\n", [], "has ten columns, like CoNLL-U"),
         ("a.tok", WORDS, ["--word-column", "word"], "If it is a table, give its format, for example --format tsv"),
         ("b.tsv", WORDS, ["--word-column", "word", "--item-column", "x"], "row 1 has no 'x'"),
         ("b.tsv", WORDS, ["--word-column", "word", "--text-column", "x"], "a text per row (--text-column), or a word"),
@@ -352,9 +358,9 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
             "c.tok",
             'item,sentence\n1,We\n2,"We, too"\n',
             [],
-            "begins with the names of 2 columns, as a table. Pass --format csv",
+            "begins with the names of 2 columns, like a table. Pass --format csv",
         ),
-        ("c.tok", '"item";"sentence"\n1;We ask\n', [], "2 columns, as a table. Pass --format csv, or --format txt"),
+        ("c.tok", '"item";"sentence"\n1;We ask\n', [], "2 columns, like a table. Pass --format csv, or --format txt"),
     ):
         (tmp_path / name).write_text(content)
         assert message in fail(capsys, "surprisal", tmp_path / name, *model, *given)
@@ -362,15 +368,15 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
     for command in ("parse", "generate"):
         message = fail(capsys, command, tmp_path / "a.txt", *model)
         assert (
-            "columns, as CoNLL-U, whose sentences" in message and "--input-format tsv, or --input-format txt" in message
+            "columns, like CoNLL-U, where lines" in message and "--input-format tsv, or --input-format txt" in message
         )
         assert main([command, str(tmp_path / "a.txt"), *model, "--input-format", "txt"]) == 0
     for content, said in (
         ("We\nask\nfor\npeace\n.\n", "5 of 5 texts have one word, .* --word-column"),
         (' "We ask"\nWe\n', "1 of 2 texts has quotation marks at both ends"),
-        ("We\u200b ask\npea\u00adce\nexpose\u0301\nexpos\u00e9\n", "3 of 4 texts have characters that nobody sees"),
+        ("We\u200b ask\npea\u00adce\nexpose\u0301\nexpos\u00e9\n", "3 of 4 texts have invisible characters"),
         ("Well,ask\nWe ask\n", ""),
-        ("(S (NP (PRP We)) (VP (VBP ask)))\n(We ask)\n", "1 of 2 texts has brackets as of a tree"),
+        ("(S (NP (PRP We)) (VP (VBP ask)))\n(We ask)\n", "1 of 2 texts has brackets like a tree"),
         ("\u3053\u308c\u306f\u672c\u3067\u3059\u305d\u308c\u3082\u3002\n" * 6, "have 9 characters on average: spaces"),
         ("We ask, and ask. So?\n\u6211\u4eec \u540c\u610f\n", ""),
     ):
@@ -454,7 +460,7 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
     (tmp_path / "r.tsv").write_text("".join("\t".join(row) + "\n" for row in table), encoding="utf-8")
     out, picture, given = tmp_path / "out.tsv", tmp_path / "out.svg", ("--model", models[model])
     said = remarks(capsys, "surprisal", tmp_path / "r.tsv", "--word-column", "text", *given, "--out", out)
-    assert "items with several texts, by condition: 2" in said
+    assert "2 items with several texts, by condition" in said
     rows = read_tsv(out)
     assert [(row["item"], row[condition], row[region], row["word"]) for row in rows] == REGIONS
     scorer = scorer_of(model, details=True)
@@ -479,11 +485,11 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
         for _, lines in figures:
             assert lines[line][place] == pytest.approx(((one + two) / 2, abs(one - two) / 2), abs=1e-3)
     message = fail(capsys, "evaluate", "plot", out, "--out", tmp_path / "b.svg")
-    assert message.endswith("alone, with --x COLUMN, without --label. --by also needs --x")
+    assert message.endswith("neither a second file nor --label. --by needs a table and --x")
     assert "no column 'place'" in fail(capsys, "evaluate", "plot", out, "--x", "place", "--out", tmp_path / "b.svg")
     out.with_suffix(".csv").write_bytes(out.read_bytes())
     message = fail(capsys, "evaluate", "plot", out.with_suffix(".csv"), "--x", region, "--out", tmp_path / "b.svg")
-    assert "is not a table for --x. Give a table of `synlm surprisal`" in message
+    assert "is not a table (.tsv), which --x needs. Give a table of `synlm surprisal`" in message
     (tmp_path / "words.tsv").write_text("item\tsentence_id\tplace\tb\n1\t1\t1\t2.5\n1\t1\t2\tinf\n")
     drawing = ("evaluate", "plot", tmp_path / "words.tsv", "--x", "place", "--score", "b", "--out", tmp_path / "b.svg")
     assert "row 2: 'inf' in 'b' is not a number" in fail(capsys, *drawing)
@@ -598,7 +604,7 @@ def test_conditions_that_are_empty_or_misspelled_are_told(tmp_path, caplog):
     assert "1 of 1 text: several sentences are read as one text" in caplog.text
     (tmp_path / "a.tsv").write_text("item\tsentence\n1\tWe ask\n\tWe agree\n")
     assert [item.item for item in read_items(tmp_path / "a.tsv")] == ["1", "2"]
-    assert "data row 2 has no item. Such rows get their number as the item. Fill in empty" in caplog.text
+    assert "data row 2 has no item. The item is then the number of the row. Fill in empty" in caplog.text
 
 
 def test_words_in_pieces_have_sums_and_measures_of_trees(models, tmp_path, capsys):
@@ -626,7 +632,7 @@ def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
     assert "control" not in said and "1 of 2 texts has marks between words" in said and "without a token" not in said
     (tmp_path / "b.txt").write_text("We ask , for peace .\n", encoding="utf-8")
     said = remarks(capsys, "surprisal", tmp_path / "b.txt", *model, "--tokenize", "no-punctuation")
-    assert "2 of 6 words without a token (n_tokens 0)" in said
+    assert "no token (n_tokens 0) and no surprisal: 2 of 6 words" in said
     (tmp_path / "b.tsv").write_text("item\tword\n1\tWe\n1\t\n1\task\n", encoding="utf-8")
     given = ("surprisal", tmp_path / "b.tsv", *model, "--word-column", "word")
     assert "without a token" not in remarks(capsys, *given)
@@ -684,7 +690,7 @@ def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatc
     message = fail(capsys, "surprisal", tmp_path / "w.tsv", "--model", models["gpt2"], "--word-column", "word")
     assert "row 5: item '1' has rows elsewhere" in message
     command = ["surprisal", tmp_path / "b.jsonl", "--model", models["gpt2"], "--out", tmp_path / "c.tsv"]
-    assert "column 'day' is left out: 9 of 70 texts have it, and none of the first" in remarks(capsys, *command)
+    assert "column 'day' is left out: 9 of 70 texts have it, but not the first" in remarks(capsys, *command)
     assert "day" not in read_tsv(tmp_path / "c.tsv")[0]
 
 

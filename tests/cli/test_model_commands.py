@@ -4,6 +4,7 @@ import copy
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from hf_synlm.evaluation.generation import generate_texts
 from hf_synlm.hub.checkpoint import check_complete
 from hf_synlm.hub.export import export_model
 from hf_synlm.training.arguments.finetuning import ModelArguments
-from hf_synlm.training.tasks.finetuning import load_model
+from hf_synlm.training.tasks.finetuning import FineTuning
 from tests.helpers.commands import fail, remarks, run
 from tests.helpers.goldens import read_case
 from tests.helpers.refusals import refused
@@ -137,7 +138,7 @@ def test_generate_options(saved_models: Path, capsys):
     assert "--action-beam-size: not an option of ONLSTMForCausalLM.generate" in message
     assert "--num-beams 2" in fail(capsys, *gpt2, "--num-sequences", 2)
     assert "works only with --sample" in fail(capsys, *gpt2, "--top-k", 2)
-    assert "act on words alone" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
+    assert "act only on words" in " ".join(run(capsys, "generate", "--help").replace("│", " ").split())
     assert "Write NAME=VALUE" in fail(capsys, *gpt2, "--generate-option", "x")
     assert "the command has its own option for" in fail(capsys, *gpt2, "--generate-option", "num_return_sequences=2")
     assert "not used by the model: ['typo']" in fail(capsys, *gpt2, "--generate-option", "typo=1")
@@ -251,7 +252,8 @@ def test_a_classifier_is_no_language_model(saved_models: Path, tmp_path: Path, c
     for command in (("parse", text), ("surprisal", text), ("generate", "--prompt", "we")):
         assert what in fail(capsys, *command, "--model", folder)
     config = AutoConfig.from_pretrained(folder)
-    refused(what, load_model, AutoModelForCausalLM, ModelArguments(str(folder)), config, tokenizer)
+    given = {"auto_class": AutoModelForCausalLM, "model_arguments": ModelArguments(str(folder)), "tokenizer": tokenizer}
+    refused(what, FineTuning.load_model, SimpleNamespace(**given), config)
     model = GPSTForSequenceClassification.from_pretrained(saved_models / "gpst", num_labels=2)  # has all weights
     export_model(model, AutoTokenizer.from_pretrained(saved_models / "gpst"), tmp_path / "gpst")
     run(capsys, "surprisal", text, "--model", tmp_path / "gpst")

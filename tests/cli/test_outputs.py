@@ -118,4 +118,7 @@ def test_locks_end_with_the_command(tmp_path: Path) -> None:
 def test_a_beam_for_a_model_without_search_is_refused(command, tmp_path: Path, capsys, saved_models: Path) -> None:
     write_text(tmp_path / "a.txt", "the dog\n")
     options = (tmp_path / "a.txt", "--model", saved_models / "on_lstm", "--num-beams", 5)
-    assert fail(capsys, *command, *options) == "--num-beams: ONLSTMForCausalLM has no beam of trees. Leave it out."
+    assert (
+        fail(capsys, *command, *options)
+        == "--num-beams: ONLSTMForCausalLM has no beam of trees. Leave --num-beams out."
+    )

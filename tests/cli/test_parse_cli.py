@@ -81,7 +81,7 @@ def test_alternatives_of_the_beam(saved_models, files, capsys, monkeypatch):
     one = files / "one.txt"
     one.write_text("We ask for peace\n", encoding="utf-8")
     wide = ("--num-trees", 99, "--format", "html")
-    assert "--num-trees 99: the beam holds 4" in fail(capsys, "parse", one, "--model", saved_models / "gpst", *wide)
+    assert "--num-trees 99 exceeds the beam of 4" in fail(capsys, "parse", one, "--model", saved_models / "gpst", *wide)
     svg = run(capsys, "parse", one, "--model", saved_models / "gpst", "--method", "inside", "--format", "svg")
     assert ElementTree.fromstring(svg).tag.endswith("svg")
     page = run(capsys, "parse", one, "--model", saved_models / "on_lstm", "--format", "html")
@@ -164,7 +164,7 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "--parse-option foo. Write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     for many in (("--num-trees", 2), ("--parse-option", "num_return_sequences=2")):
         message = fail(capsys, *command, *many, "--format", "latex")
-        assert "2 trees of a sentence, but --format latex shows one" in message
+        assert "--format latex shows one tree of a sentence, not 2" in message
     twice = ("--num-beams", 2, "--parse-option", "num_beams=3")
     assert "num_beams=3: the command has its own option for num_beams" in fail(capsys, *command, *twice)
     assert "a picture of every sentence. Name a folder" in fail(capsys, *command, "--format", "svg")
@@ -175,7 +175,7 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "text.txt holds text, not trees" in fail(capsys, "draw", files / "text.txt")
     for ending, meant in (("tex", "latex"), ("svg", "svg"), ("html", "html"), ("jsonl", "json")):
         message = fail(capsys, "draw", files / "gold.mrg", "--out", files / f"a.{ending}")
-        assert f"ends as --format {meant}, but --format is text" in message
+        assert f"means {meant}, but --format is text" in message
     (files / "trees.txt").write_text("(a b)\n((a b)\n", encoding="utf-8")
     assert "trees.txt:2: '(' at character 0 is never closed" in fail(capsys, "draw", files / "trees.txt")
     (files / "trees.json").write_text('{"words": ["a"], "trees": [{"brackets": "a"}]}\n', encoding="utf-8")
@@ -539,7 +539,7 @@ def test_styles_that_are_guesses_are_said(files, capsys):
         trees.write_text(text, encoding="utf-8")
         assert main(["draw", str(trees), "--format", "brackets"]) == 0
         found = capsys.readouterr()
-        assert ("read as labeled. If wrong" in found.err) == (style == "labeled")
+        assert ("read as labeled. If this is wrong" in found.err) == (style == "labeled")
         assert style or "(NP a) (VP b)" in found.out
     # Of a command, --encoding is that of its input; trees that we have written are UTF-8.
     gold = files / "latin.mrg"
@@ -696,9 +696,13 @@ def test_wrong_input_of_evaluate_parsing(saved_models, files, capsys):
     gold = "".join(f"(S (NP (PRP We)) (VP (VBP ask)) (. {mark}))\n" for mark in "..")
     (files / "marks.mrg").write_text(gold, encoding="utf-8")
     for style, given, remedy in (
-        ("(We ask)\n", ("--convention", "evalb"), "lack punctuation. Add --punctuation remove and --unlabeled. That"),
+        (
+            "(We ask)\n",
+            ("--convention", "evalb"),
+            "lack punctuation. Add --punctuation remove and --unlabeled. Scores are then",
+        ),
         ("(S (NP We) (VP ask))\n", ("--punctuation", "keep"), "lack punctuation. Add --punctuation remove"),
-        ("(We (ask .))\n", (), "have punctuation. Add --punctuation ignore (scores them without it, as those of"),
+        ("(We (ask .))\n", (), "have punctuation. Add --punctuation ignore (punctuation is not scored, as in"),
     ):
         (files / "other.txt").write_text(style * 2, encoding="utf-8")
         scored = ("evaluate", "parsing", "--treebank", files / "marks.mrg", "--trees", files / "other.txt")
@@ -729,7 +733,7 @@ def test_remedies_for_trees_over_other_words_work(saved_models, files, capsys):
 
     keep, ignore, evalb = ("--punctuation", "keep"), ("--punctuation", "ignore"), ("--convention", "evalb")
     # Some punctuation is left: no treatment fits, and the words are named.
-    assert "same words: leave out '-', too, which counts as punctuation" in fails(13 * some)
+    assert "same words: leave out '-', too: the treebank counts this as punctuation" in fails(13 * some)
     for more in (keep, ignore):
         assert "same words: put in '-lrb-', '-rrb-', '.'" in fails(13 * some, *more)
     assert "leave out 'i'; put in 'we'; check their order" in fails(12 * some + other)

@@ -155,7 +155,7 @@ def test_arguments_of_stock_models(name: str) -> None:
     places = torch.arange(inputs["input_ids"].shape[1])[None]
     packed = {"position_ids": places, "cu_seq_lens_q": places, "cu_seq_lens_k": places}
     for call, given in ((model, inputs), (model.model, bare)):
-        raised(TypeError, "position_ids.*give each text a row .packing=False.", call, **given, **packed)
+        raised(TypeError, "position_ids.*use packing=False", call, **given, **packed)
     raised(TypeError, "num_items_in_batch: .*loss_shares", model, **inputs, num_items_in_batch=3)
 
 

@@ -76,7 +76,7 @@ def test_wrong_sizes_are_named(case: str, options: str) -> None:
 def test_a_simple_pcfg_needs_its_number_of_nonterminals() -> None:
     state, _, meta = read_case("pcfg/07_simple")
     options: dict[str, Any] = {key: value for key, value in meta["config"].items() if key != "NT"}
-    refused("lacks .NT., which tensors do not show", convert_state_dict, "pcfg", state, options)
+    refused("lacks .NT.. Add .NT., because the tensors do not show it", convert_state_dict, "pcfg", state, options)
     refused("T is 6 in the configuration, but 5 in", convert_state_dict, "pcfg", state, {**options, "NT": 5})
     assert convert_state_dict("pcfg", state, {"NT": 4}).config.num_preterminals == 6
 

@@ -98,7 +98,7 @@ def test_the_folder_reads_text(converted: Path, pair: Path, gpt2: PreTrainedToke
     (unknown,) = [token for token in tokenizer("We ask Z")["input_ids"] if token >= config.vocab_size]
     with pytest.raises(ValueError, match=f"Token id {unknown} is outside.*convert_ids_to_tokens.{unknown}.") as error:
         parse_sentences(model, tokenizer, ["We ask Z"])
-    assert "Respell the word" in str(error.value) and tokenizer.convert_ids_to_tokens(unknown) == "Z"
+    assert "Respell its word" in str(error.value) and tokenizer.convert_ids_to_tokens(unknown) == "Z"
     assert tokenizer.decode(tokenizer("Zürich, don’t")["input_ids"]) == "Zürich, don’t"  # no character is dropped
     for text, read in (("Did it?\nYes", "Did it?\nYes"), ("grow? ", "grow ? "), ("who?!", "who?!"), ("?", " ?")):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == read
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(pair: Path, gpt
     (tmp_path / "config.json").write_text("{}")
     files = (pair / "model.pt", [], tmp_path / "out")
     for architecture, tokenizer in (("rnng", gpt2), ("pushdown", None)):
-        with pytest.raises(ValueError, match="--vocabulary works only for pushdown.*--tokenizer gpt2"):
+        with pytest.raises(ValueError, match="--vocabulary needs pushdown.*--tokenizer gpt2"):
             convert_files(architecture, *files, tokenizer, vocabulary=pair / "vocab.pkl")
     (tmp_path / "vocab.pkl").write_bytes(pickled(["<pad>", "<eos>", "a"]))
     refused("vocab_size", convert_files, "pushdown", *files, gpt2, vocabulary=tmp_path / "vocab.pkl")

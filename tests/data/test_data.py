@@ -354,7 +354,7 @@ def test_treebank_command(tmp_path, capsys):
     assert (tmp_path / "e.out").read_text() == "(X (X (X the) (X cat)) (X (X sat)))\n(X (X go) (X (X on)))\n"
     assert "1 left out (no tree)" in capsys.readouterr().err
     (tmp_path / "e.txt").write_text("(the (dog barks))\n")
-    assert main([*parses, "--overwrite"]) == 0 and "If wrong, give --tree-style" in capsys.readouterr().err
+    assert main([*parses, "--overwrite"]) == 0 and "If this is wrong, give --tree-style" in capsys.readouterr().err
     assert main([*parses, "--overwrite", "--tree-style", "labeled"]) == 0
     assert (tmp_path / "e.out").read_text() == "(the (dog (X barks)))\n"
     assert "--tree-style is for --from parses" in fail(capsys, *command, "--overwrite", "--tree-style", "labeled")

@@ -88,7 +88,7 @@ def test_character_vocabulary(tmp_path: Path) -> None:
     assert loaded.get_vocab()["a"] == 3  # the most frequent one
     assert [loaded.pad_token_id, loaded.unk_token_id, loaded.bos_token_id, loaded.eos_token_id] == [0, 1, 2, 2]
     assert loaded("a q")["input_ids"][2] == 1
-    refused("none of 2 characters occurs 3 times", character_tokenizer, ["ab"], min_count=3)
+    refused("none of 2 characters occurs at least 3 times", character_tokenizer, ["ab"], min_count=3)
 
 
 # ---------------------------------------------------------------------------------------------- streams

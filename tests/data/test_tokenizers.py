@@ -184,7 +184,7 @@ def test_vocabularies_that_cannot_be_made_are_named():
     refused("there are no words", word_tokenizer, [])
     refused("the word 'a b' is empty, or contains white space", word_tokenizer, [["a b"]])
     refused("characters U\\+10FF00 to U\\+10FF4F", word_tokenizer, [["\U0010ff00"]])
-    refused("no word is left of 1 with min_count 1 and vocab_size 2", word_tokenizer, [["a"]], vocab_size=2)
+    refused("no word is left of 1: min_count is 1, and special tokens", word_tokenizer, [["a"]], vocab_size=2)
 
 
 # Pieces of words

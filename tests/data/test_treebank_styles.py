@@ -155,7 +155,7 @@ def test_brackets_at_the_margin_may_be_inside_of_trees(caplog: pytest.LogCapture
     long = "(ROOT\n  (S (A a)))\n"
     assert len(read(f"{long}{odd}{long}")) == 3
     assert "<text>: brackets begin in column 0 inside of 1 of 3 trees, the first in line 4" in caplog.text
-    assert "that the tree that begins in line 3 does not lack" in caplog.text
+    assert "whether the tree that begins in line 3 lacks" in caplog.text
     refuse(f"(S (A a))\n{odd}(S (A a))", ":2: .*line 3")
     caplog.clear()
     assert len(read(f"(NP (A a))\n{odd}{odd}")) == 3 and not caplog.text

@@ -141,8 +141,8 @@ def test_runs_share_one_vote_and_may_lack_trees():
 
 def test_what_cannot_be_averaged():
     left, crossing = [(0, 2), (0, 3)], [(0, 2), (1, 3), (0, 3)]
-    refused("one or more trees", average_trees, [])
-    refused(r"over \[2, 3\] words", average_trees, [[(0, 2)], left])
+    refused("Give trees of one sentence", average_trees, [])
+    refused(r"trees have \[2, 3\] words", average_trees, [[(0, 2)], left])
     refused(r"tree 1: spans \(0, 2\) and \(1, 3\) cross", average_trees, [left, crossing])
     refused("tree 0: .* cross", average_trees, [[(0, 2), (1, 3)]])
     for weights, said in (([1, 2], "for 1 trees"), ([-1], "0 or more"), ([math.nan], "finite"), ([0], "for 1 trees")):

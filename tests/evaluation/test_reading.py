@@ -416,8 +416,8 @@ def test_keys_that_name_several_rows(tables, capsys):
     rows = [{**row, "sentence_id": (row["sentence_id"] - 1) % 10 + 1, "part": row["document"]} for row in WORDS]
     write(tables / "rt.tsv", rows, (*OF_TIMES, "part"))
     error = fail(capsys, *COMMON)
-    assert "rt.tsv: " in error and "rows have the sentence_id, word_id of another row, first 1, 1" in error
-    assert "the column part tells them apart: both tables need it, then --on part,sentence_id,word_id" in error
+    assert "rt.tsv: " in error and "rows have the same sentence_id, word_id as another, first 1, 1" in error
+    assert "the column part tells them apart: add it to both tables, and pass --on part,sentence_id,word_id" in error
     write(tables / "s.tsv", [{**row, "part": row["document"]} for row in rows], (*OF_SURPRISALS, "part"))
     result, _ = run(capsys, "--on", "part,sentence_id,word_id")
     check(result, slow())  # sentences in order, as if they were numbered through all texts
@@ -459,7 +459,9 @@ def test_no_row_joins(tables, capsys):
     write(tables / "s.tsv", [{**row, "item": row["sentence_id"]} for row in WORDS], ("item", *OF_SURPRISALS[2:]))
     write(tables / "rt.tsv", [{**row, "item": f"1-{row['sentence_id']}"} for row in WORDS], ("item", *OF_TIMES[1:]))
     error = fail(capsys, *COMMON)
-    assert "no row of rt.tsv joins s.tsv by item, word_id. Their ids begin with 1-1 1 and 1 1" in error
+    assert (
+        "no row of rt.tsv fits a row of s.tsv by item, word_id. The ids of the tables begin with 1-1 1 and 1 1" in error
+    )
     write(tables / "rt.tsv", WORDS, ("word", "mean_rt", "count"))
     error = fail(capsys, *COMMON)
     assert "no columns in common" in error and "has the columns word, mean_rt, count" in error and "--on A,B" in error
@@ -502,7 +504,7 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     # A word that a grammar cannot derive has no surprisal that a regression takes.
     endless = [{**row, "surprisal_bits": "inf" if i == 60 else row["surprisal_bits"]} for i, row in enumerate(WORDS)]
     write(tables / "s.tsv", endless, OF_SURPRISALS)
-    assert "-5 no value of s, or at a word before" in run(capsys)[1]
+    assert "-5 no value of s, here or before" in run(capsys)[1]
     assert "--frequencies nothing is neither a file nor a column" in fail(capsys, *COMMON[:-1], "nothing")
     assert "no column 'subject'; rt.tsv has" in fail(capsys, *COMMON, "--by-subject")
 
@@ -584,10 +586,10 @@ def test_times_in_seconds_and_in_the_row_before(tables, capsys):
     assert "below 10: are they seconds?" in run(capsys)[1]
     skipped = [{**r, "mean_rt": r["mean_rt"] and (0 if i % 40 == 9 else r["mean_rt"])} for i, r in enumerate(WORDS)]
     write(tables / "rt.tsv", skipped, OF_TIMES)
-    assert "reading times of 0 or less in 'mean_rt' (the first 0) count as they stand" in run(capsys)[1]
+    assert "reading times of 0 or less in 'mean_rt', such as 0, are used as they are" in run(capsys)[1]
     early = [{**row, "mean_rt": after["mean_rt"]} for row, after in zip(WORDS, [*WORDS[1:], WORDS[-1]], strict=True)]
     write(tables / "rt.tsv", early, OF_TIMES)
-    assert "of the next word has t " in run(capsys)[1]
+    assert "at the next word, but" in run(capsys)[1]
 
 
 def test_a_predictor_that_works_backwards(tables, capsys):
@@ -595,7 +597,7 @@ def test_a_predictor_that_works_backwards(tables, capsys):
     write(tables / "s.tsv", negative, OF_SURPRISALS)
     result, said = run(capsys)
     assert result["scores"]["delta_ll s"] == pytest.approx(slow()["delta_ll"], abs=1e-9)
-    assert f"warning: b of s sums to {-slow()['b'].sum():.3g}" in said
+    assert f"warning: the sum of b of s is {-slow()['b'].sum():.3g}" in said
 
 
 def test_many_unknown_words(tables, capsys):
@@ -607,7 +609,7 @@ def test_many_unknown_words(tables, capsys):
     kept = slow([{**row, "oov": 0} for row in rows])
     assert [row["predictor"] for row in result["tables"]["differences"]] == ["s", "s, --keep-oov"]
     assert result["tables"]["differences"][1]["delta_ll"] == pytest.approx(kept["delta_ll"], abs=1e-9)
-    assert "unknown to a model" in said
+    assert "a model does not know them" in said
     assert run(capsys, "--keep-oov")[0]["data"]["words"] == kept["words"]
 
 
@@ -785,7 +787,7 @@ def test_natural_stories(tables, capsys, times):
     check(result, slow(known_in_stories(times is times_of_readers)))
     assert ("one row early" in said) == (times is means_one_row_early)
     count = sum(row["mean_rt"] is not None for row in WORDS)
-    told = f"{count} times of readers below 5 of 6 answers of a story are left out, and {count} of a story read again"
+    told = f"left out: {count} times of stories with fewer than 5 of 6 right answers, and {count} of stories read again"
     assert (told in said) == (times is times_of_readers)
     if times is means_one_row_early:
         (tables / "all_stories.tok").unlink()
@@ -907,7 +909,7 @@ def test_several_widths_of_the_beam(tables, capsys):
     beams = ("--num-beams", "1", "--num-beams", "2", "--action-beam-size", "4", "--tokenize", "ptb")
     asked = ("--belief-update", "old", "--belief-order", "2")
     result, said = run(capsys, "--preset", "sap", "--data", ".", "--model", model, *beams, *asked)
-    assert "rnng-tiny beam 1 does not know 16 of 16 critical words in one of the sentences " in said
+    assert "rnng-tiny beam 1 does not know 16 of 16 critical words, and " in said
     rows = result["tables"]["effects by item"]
     names = [f"rnng-tiny beam {width}{more}" for width in (1, 2) for more in ("", " old beliefs, order 2")]
     assert [row["predictor"] for row in rows] == [name for name in names for _ in range(3)]

@@ -407,7 +407,7 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
         (copy / "config.json").write_text(json.dumps({**config, **fields}))
         assert "leaves out the results" in remarks(capsys, *command, "--overwrite")
     (copy / "card.yaml").unlink()
-    assert "README.md stays as it is: its numbers" in remarks(capsys, *command, "--overwrite")
+    assert "README.md is not changed: if it reports numbers" in remarks(capsys, *command, "--overwrite")
 
 
 COMMANDS = [

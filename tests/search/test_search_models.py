@@ -78,7 +78,7 @@ def test_ids_and_shapes_are_checked_at_every_entrance(name: str) -> None:
             with pytest.raises(ValueError, match=f"Token id {wrong}"):
                 enter(torch.tensor([[9, wrong]]), attention_mask=torch.ones(1, 2, dtype=torch.long))
         for shape in ((1, 2), (2, 3)):
-            refused("attention_mask has shape", enter, ids, attention_mask=torch.ones(shape, dtype=torch.long))
+            refused("attention_mask .*shape", enter, ids, attention_mask=torch.ones(shape, dtype=torch.long))
     for enter in (model, model.parse):
         refused("word_ends has shape", enter, ids, word_ends=torch.ones(1, 2, dtype=torch.bool))
     for number in (0, 2.0, True, "2"):

@@ -463,7 +463,7 @@ def test_bad_tables_of_glue_are_refused(models: Path, files: dict[str, str], tmp
         path = write_rows(tmp_path / "bad.jsonl", rows)
         flags = ("--task-name", task, "--train-file", path, "--validation-file", path, "--overwrite-output-dir")
         refused(match, run, "glue", models / "gpt2", files, tmp_path / "out", *flags)
-        assert f"--validation-file: {path} is trained on, too" in capsys.readouterr().err
+        assert f"--validation-file: {path} is also a training file" in capsys.readouterr().err
         assert not (tmp_path / "out" / "all_results.json").exists()
 
     fails([{"text": "a", "label": 1}], "bad.jsonl.*'sentence'.*text, label")

@@ -844,7 +844,7 @@ def test_contexts_equal_the_reference(tmp_path_factory, parts, length, longest, 
         totals.update(cut=packed.num_cut, left_out=packed.num_left_out)
     options = {"max_sentence_tokens": longest, "end_of_document_id": END if mark else None}
     if not expected:
-        refused("No context is left", ContextDataset, corpus, length, **options)
+        refused("gives no context, only", ContextDataset, corpus, length, **options)
         return
     dataset = ContextDataset(corpus, length, with_word_ends=True, **options)
     assert [(item["input_ids"].tolist(), item["sentence_ids"].tolist()) for item in dataset] == expected

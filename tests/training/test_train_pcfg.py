@@ -193,7 +193,7 @@ def test_the_curriculum_counts_words(run: Run, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- refusals
 REFUSED = [
     ("--tokenizer-type characters", "tokenizer-type is 'characters', but a PCFG reads words. Leave this option"),
-    ("--curriculum-words 2", "curriculum-words is 2, but the shortest training sentence has 3 words"),
+    ("--curriculum-words 2", "Raise --curriculum-words from 2 to 3, the shortest training sentence"),
     ("--parse-options methods=viterbi", "parse_options: methods: not an option of .*method, "),
     ("--parse-options method=search", "method 'search' is unknown"),
     ("--gradient-accumulation-steps 99", "only 1 batches"),

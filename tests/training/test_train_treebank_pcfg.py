@@ -200,7 +200,7 @@ def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     (trees := tmp_path / "un.mrg").write_text("((the cat) (sat down))\n((the dog) (ran off))\n")
     files = ["--train-files", str(trees), "--validation-files", str(trees), "--output-dir", str(tmp_path / "out")]
     refused("hold unlabeled trees. Write labels and tags", train_treebank_pcfg.main, files)
-    assert f"--validation-files: {trees} is trained on, too" in capsys.readouterr().err
+    assert f"--validation-files: {trees} is also a training file" in capsys.readouterr().err
     with pytest.raises(ValueError, match=f"--train-files names {trees} twice. Name it once"):
         train_treebank_pcfg.main(["--train-files", str(trees), str(trees), *files[2:]])
     for flag, value, message in (

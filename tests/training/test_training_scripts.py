@@ -112,7 +112,7 @@ def test_own_text_without_a_configuration(text: str, tmp_path: Path, program: Ca
     steps = ("--max-train-steps", "21", "--num-train-epochs", "0")
     argv = (*argv, *(steps if "\n" in text else ("--config", str(own))))
     found = program("pretrain_gpst", argv)
-    chosen = "no --config: gpst_own_text is used" if "\n" in text else "--config names no size: gpst_own_text counts"
+    chosen = "no --config: gpst_own_text is used" if "\n" in text else "--config names no size: gpst_own_text sets"
     told = ("--final-report: there is none without --test-trees", "step 20: the other 1 steps take about")
     for line in (chosen, *told, "0 left out as too long", "synlm evaluate perplexity FILE"):
         assert line in found["stdout"]

@@ -62,7 +62,7 @@ def test_file_to_the_table_of_the_command(app: Any, architecture: str, saved_mod
 NO_TEXT = [
     (b"the people\ncaf\xe9\n", r"text\.txt:2: byte 0xe9 .* convert it to UTF-8"),
     (b"\n \n", "holds no text"),
-    (b"item\tsentence\n1\tthe people agree\n", "has 2 columns, as a table: give plain text, one sentence per line"),
+    (b"item\tsentence\n1\tthe people agree\n", "has 2 columns, like a table: give plain text, one sentence per line"),
 ]
 
 

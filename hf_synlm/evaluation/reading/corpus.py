@@ -140,14 +140,14 @@ def join_corpus(
     names = [*RESERVED, *controls, *(one.name for one in predictors)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(
-            f"two columns are called {twice[0]!r}. Give different names to the tables (NAME=FILE) and the columns of "
-            f"--control, other than {', '.join(RESERVED)}"
+            f"two columns are called {twice[0]!r}. Rename a table (NAME=FILE) or a column of --control. These names "
+            f"are reserved: {', '.join(RESERVED)}"
         )
     text = text.reset_index(drop=True)
     remarks: list[str] = []
     reader = "subject" if "subject" in times else ""
     if by_subject and not reader:
-        raise ValueError(f"--by-subject: there is no column 'subject'; {columns_of(times)}. Rename one to subject")
+        raise ValueError(f"--by-subject: there is no column 'subject'; {columns_of(times)}. Rename the readers' column")
     measured = _times(times, rt_column, reader, remarks)
     of_times = match(times, text, remarks, reader=reader, **joining)
     add_structure(text, times, of_times)
@@ -188,8 +188,8 @@ def _times(times: pd.DataFrame, column: str, reader: str, remarks: list[str]) ->
         remarks.append(f"warning: all reading times are below 10: are they seconds? Give milliseconds in {column!r}")
     if not reader and (low := found <= 0).any():
         remarks.append(
-            f"warning: {plural(int(low.sum()), 'reading time')} of 0 or less in {column!r} (the first "
-            f"{found[low][0]:g}) count as they stand: if these words were not read, empty the fields"
+            f"warning: {plural(int(low.sum()), 'reading time')} of 0 or less in {column!r}, such as "
+            f"{found[low][0]:g}, are used as they are: if these words were not read, empty the fields"
         )
     out = (found <= SHORTEST) | (found >= LONGEST)
     if reader and out.any():

@@ -14,7 +14,7 @@ import pandas as pd
 
 from hf_synlm.evaluation.reading.corpus import BASELINE, Corpus, length_of, stripped
 
-UNKNOWN = "unknown word, or a word before"
+UNKNOWN = "unknown word, here or before"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,8 +142,8 @@ def _rules(
         "first word of a sentence": (here["place_in_sentence"] == 1) & (not settings.keep_edges),
         "last word of a sentence": here["last"] & (not settings.keep_edges),
         f"fewer than {settings.spillover} words before it": here["place_in_text"] <= settings.spillover,
-        **{f"no {name}, or at a word before": part.isna().any(axis=1) for name, part in parts.items()},
-        **{f"no value of {name}, or at a word before": part.isna().any(axis=1) for name, part in predictors.items()},
+        **{f"no {name}, here or before": part.isna().any(axis=1) for name, part in parts.items()},
+        **{f"no value of {name}, here or before": part.isna().any(axis=1) for name, part in predictors.items()},
         UNKNOWN: pd.concat(unknown.values(), axis=1).eq(1).any(axis=1) & (not settings.keep_oov),
         "punctuation at its end": (here["punctuation"] == 1) & settings.drop_punctuation,
     }

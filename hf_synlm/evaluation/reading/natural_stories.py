@@ -11,8 +11,8 @@ from hf_synlm.evaluation.reading.tables import Predictor, numbers, read_rows, sp
 from hf_synlm.evaluation.text.text_items import TextItem
 
 MOVED = (
-    "the times of processed_wordinfo.tsv stand one row early, so each is taken from the row before; processed_RTs.tsv "
-    "is corrected (README of May 2025) and is read if it is there"
+    "in processed_wordinfo.tsv, each time stands one row early, so a word gets the time of the row before; if the "
+    "folder has processed_RTs.tsv, which is corrected (README of May 2025), that file is read"
 )
 
 
@@ -61,8 +61,8 @@ def read_times(folder: Path) -> tuple[pd.DataFrame, str, Path, list[str]]:
         times = read_rows(by_reader).rename(columns={"WorkerId": "subject", "RT": "rt"})
         wrong = numbers(times, "correct") < 5
         again = times.duplicated(["subject", "document", "number"]).to_numpy()
-        remark = f"{wrong.sum():,} times of readers below 5 of 6 answers of a story are left out"
-        remark += f", and {again.sum():,} of a story read again" if again.any() else ""
+        remark = f"left out: {wrong.sum():,} times of stories with fewer than 5 of 6 right answers"
+        remark += f", and {again.sum():,} of stories read again" if again.any() else ""
         return times[~(wrong | again)].reset_index(drop=True), "rt", by_reader, [remark]
     means = find_file(folder, STORIES, "processed_wordinfo.tsv")
     times = read_rows(means)

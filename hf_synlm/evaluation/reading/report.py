@@ -51,8 +51,8 @@ def evaluate_reading(
         more = [_difference(again.effect(name), with_all, corpus) for name in with_all.predictors]
         rows += [{**row, "predictor": f"{row['predictor']}, --keep-oov"} for row in more]
         remarks.append(
-            f"warning: {unknown:,} words are left out because they, or a word before, are unknown to a model: those "
-            "left may be of another kind. The rows with --keep-oov have all words, but the unknown ones as a class"
+            f"warning: {unknown:,} words are left out, because a model does not know them or a word before them: "
+            "other words may differ in kind. The rows with --keep-oov have all words, and unknown words as a class"
         )
     tables = {
         "baseline": [_baseline(frame, analysis)],
@@ -124,21 +124,21 @@ def _warnings(frame: Frame, analysis: Analysis, effects: list[Effect], corpus: C
     if analysis.readers_left_out:
         said.append(f"{analysis.readers_left_out} readers have too few words for a regression and are left out")
     if frame.constant:
-        said.append(f"left out of the baseline, as they are the same for all these words: {', '.join(frame.constant)}")
+        said.append(f"left out of the baseline, because all these words have one value: {', '.join(frame.constant)}")
     if "frequency_0" not in frame.baseline:
         said.append("warning: the baseline has no word frequency, so Delta LL is larger: give --frequencies")
     for effect in effects:
         total = effect.coefficients.loc[list(frame.predictors[effect.name]), "b"].sum()
         if total < 0:
             said.append(
-                f"warning: b of {effect.name} sums to {total:.3g}: times are shorter where it is higher, so a positive "
-                "Delta LL does not speak for it. Are many words unknown, or is it a log-probability?"
+                f"warning: the sum of b of {effect.name} is {total:.3g}: higher values go with shorter times, so a "
+                "positive Delta LL is no evidence for it. Are many words unknown, or are these log-probabilities?"
             )
         following, before = early_times(frame, analysis.y, effect.name)
         if following > 4 and following > before:
             said.append(
-                f"warning: {effect.name} of the next word has t {following:.1f}, of the word before {before:.1f}: "
-                "times may be one row early"
+                f"warning: t of {effect.name} is {following:.1f} at the next word, but {before:.1f} at the word "
+                "before: the times may stand one row early"
             )
     known = [_describe(one) for one in corpus.predictors if one.settings]
     values = {"unit": [one.unit for one in corpus.predictors], **{key: [row[key] for row in known] for key in SETTINGS}}

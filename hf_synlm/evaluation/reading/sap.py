@@ -50,7 +50,7 @@ def read_effects(folder: Path, times: Path | None, rt_column: str) -> tuple[pd.S
         table["ms"], table["roi"] = numbers(table, rt_column), numbers(table, "roi").astype(int)
         means = table.groupby(["construction", "item", "roi", "condition"])["ms"].mean().unstack("condition")
         if not {"critical", "control"} <= set(means):
-            raise ValueError(f"{times}: condition is {', '.join(means)}. Write 'critical' or 'control'")
+            raise ValueError(f"{times}: the column condition has {', '.join(means)}. Write 'critical' or 'control'")
         return (means["critical"] - means["control"]).dropna(), times
     hint = (
         " with effect, item, roi, rt_effect_ms (made from plots/spr/*/by_item.rds by R); or give --times, a table with "
@@ -87,7 +87,7 @@ def predicted_effects(items: pd.DataFrame, predictor: Predictor) -> pd.Series:
     regions = by_region(items, predictor.table, predictor.column)
     if regions.empty:
         name = predictor.table.attrs["name"]
-        raise ValueError(f"{name} holds no pair of sentences of the items, such as {items['sentence'][0]!r}")
+        raise ValueError(f"{name} has no item with both sentences. The items begin with {items['sentence'][0]!r}")
     return (regions["critical"] - regions["control"]) / (np.log(2) if predictor.unit == "nats" else 1)
 
 
@@ -100,9 +100,9 @@ def remark_on_unknown_words(items: pd.DataFrame, predictor: Predictor) -> list[s
         return []
     first = unknown[unknown.index.get_level_values("roi") == 0]
     return [
-        f"warning: {predictor.name} does not know {first.sum()} of {len(first)} critical words in one of the sentences "
-        f"or both, and {unknown.sum() - first.sum()} of {len(unknown) - len(first)} words after them: there, effects "
-        "are those of the class of unknown words"
+        f"warning: {predictor.name} does not know {first.sum()} of {len(first)} critical words, and "
+        f"{unknown.sum() - first.sum()} of {len(unknown) - len(first)} words after them, in one or both sentences. "
+        "There, effects are those of the class of unknown words"
     ]
 
 
@@ -116,7 +116,7 @@ def compare_effects(
     for predictor in predictors:
         both = pd.concat([effects.rename("ms"), predicted_effects(items, predictor).rename("bits")], axis=1).dropna()
         if both.empty:
-            raise ValueError(f"no item has both times and surprisals of {predictor.name}. Number items alike in both")
+            raise ValueError(f"no item has both times and surprisals of {predictor.name}. Use one numbering in both")
         for (construction, region), own in both.groupby(["construction", "roi"]):
             bits, ms = own["bits"].to_numpy(), own["ms"].to_numpy()
             if len(own) < FEWEST_ITEMS:

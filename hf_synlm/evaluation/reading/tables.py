@@ -146,8 +146,8 @@ def match(
     places = index.get_indexer(keys)
     if (places < 0).all():
         raise ValueError(
-            f"no row of {ours} joins {theirs} by {', '.join(key)}. Their ids begin with {_shown(keys)} and "
-            f"{_shown(index)}. Write the ids in the same way, or name other columns by --on A,B"
+            f"no row of {ours} fits a row of {theirs} by {', '.join(key)}. The ids of the tables begin with "
+            f"{_shown(keys)} and {_shown(index)}. Write the ids in the same way, or name other columns by --on A,B"
         )
     remarks += _check_partners(places, keys, index, key, (ours, theirs), partial)
     if "word" in table and "word" in text:
@@ -199,10 +199,10 @@ def _check_unique(table: pd.DataFrame, key: list[str]) -> None:
     remedy = "no other column tells them apart: number the rows of the stimuli, in both tables"
     if others:
         column = min(others, key=lambda c: table[c].nunique())
-        remedy = f"both tables need it, then --on {','.join([column, *key])}"
+        remedy = f"add it to both tables, and pass --on {','.join([column, *key])}"
         remedy = "rename it to subject" if column != "subject" == column.lower() else remedy
         remedy = f"the column {column} tells them apart: {remedy}"
-    raise ValueError(f"{name}: {twice.sum():,} rows have the {', '.join(key)} of another row, first {first}; {remedy}")
+    raise ValueError(f"{name}: {twice.sum():,} rows have the same {', '.join(key)} as another, first {first}; {remedy}")
 
 
 def _check_partners(

@@ -68,7 +68,7 @@ class Formula:
             self._tree = ast.parse(source, mode="eval").body
             is_truth = self._is_truth(self._tree)
         except SyntaxError as error:
-            raise self._error(f"{error.msg}; +, -, <, >, =, & and | join its regions and numbers") from error
+            raise self._error(f"{error.msg}; +, -, <, >, =, & and | join regions and numbers") from error
         if not is_truth:
             raise self._error("it is a number, but a prediction compares numbers by <, > or =")
 

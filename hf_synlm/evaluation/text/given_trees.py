@@ -89,7 +89,7 @@ def read_label_map(path: PathLike) -> dict[str, str]:
     for number, line in enumerate(read_lines(path), 1):
         parts = line.split()
         if len(parts) > 2:
-            raise ValueError(f"{path}:{number}: {line!r} is neither a label, nor a label and its replacement")
+            raise ValueError(f"{path}:{number}: {line!r} is neither 'LABEL' nor 'LABEL REPLACEMENT'")
         pairs |= {parts[0]: "".join(parts[1:])} if parts else {}
     return pairs
 

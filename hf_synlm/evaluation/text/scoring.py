@@ -210,7 +210,7 @@ class TextScorer:
         unknown = sorted(set(given) - parse_options(self.model))
         if unknown:
             flags = ", ".join(f"{option} ({flag_of(option)})" for option in unknown)
-            raise ValueError(f"{flags}: not an option of {name}. Leave it out.")
+            raise ValueError(f"{flags}: not an option of {name}. Leave {flags} out.")
         return allowed[0] if estimator is None else allowed[allowed.index(estimator)]
 
     def _begin_id(self, token: str | None) -> int | None:

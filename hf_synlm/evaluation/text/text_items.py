@@ -45,24 +45,24 @@ _NO_TEXT = (
     "Name the column that has it (--text-column). If a row holds one word or region of a text, name the column of the "
     "words: synlm surprisal --word-column COLUMN."
 )
-_MERGED = "Fill in empty cells (of merged cells, a spreadsheet writes only the first)"
+_MERGED = "Fill in empty cells (if cells are merged, a spreadsheet writes only the first)"
 _LONG = 100  # words of a line that is hardly one sentence
 _UNSPACED_LENGTH = 6  # words of these scripts are shorter on average
 # What texts may have that sentences do not, and how it is seen in a text and its words.
 _REMARKS: dict[str, Callable[[str, list[str]], object]] = {
-    "brackets as of a tree, and their labels are read as words. Trees are read by options such as --trees, by "
-    "`synlm draw`, and by `synlm evaluate perplexity --format treebank`": lambda text, words: begins_with_tree(text),
+    "brackets like a tree: the labels are read as words. To read trees, use an option such as --trees, or `synlm "
+    "draw`, or `synlm evaluate perplexity --format treebank`": lambda text, words: begins_with_tree(text),
     f"more than {_LONG} words, and each is read as one sentence. If they are paragraphs, add --split-sentences": (
         lambda text, words: len(words) > _LONG
     ),
-    "control characters (U+0080 to U+009F). In files of Windows these bytes are quotes and dashes: read it with "
-    "--encoding cp1252": lambda text, words: _CONTROLS.search(text),
-    "characters that nobody sees (soft hyphens, spaces without width, NUL) or accents apart from their letters, and "
-    "models know few such words: take them away, or compose letters (Unicode NFC)": (
+    "control characters (U+0080 to U+009F). In files of Windows these bytes are quotes and dashes: add --encoding "
+    "cp1252": lambda text, words: _CONTROLS.search(text),
+    "invisible characters (soft hyphens, spaces without width, NUL) or accents apart from their letters. Models "
+    "know few such words: remove these characters, or compose letters (Unicode NFC)": (
         lambda text, words: _UNSEEN.search(text) or len(unicodedata.normalize("NFC", text)) < len(text)
     ),
-    "quotation marks at both ends, which are read as parts of their words. If a program has put them there, take them "
-    "away": lambda text, words: len(words) > 1 and words[0][0] == words[-1][-1] == '"' and text.count('"') == 2,
+    "quotation marks at both ends, which are read as parts of their words. If a program has added these marks, "
+    "remove them": lambda text, words: len(words) > 1 and words[0][0] == words[-1][-1] == '"' and text.count('"') == 2,
 }
 
 
@@ -176,7 +176,7 @@ def _items_of_rows(
         item = _label(row, item_column or "item", where, needed=item_column is not None)
         if isinstance(item, str) and not item.strip():
             if not is_told:
-                logger.warning(f"{where} has no item. Such rows get their number as the item. {_MERGED}")
+                logger.warning(f"{where} has no item. The item is then the number of the row. {_MERGED}")
             item, is_told = None, True
         more = {name: value for name, value in row.items() if name not in (text, item_column or "item")}
         yield TextItem(str(number if item is None else item), row[text], document, more)
@@ -278,7 +278,7 @@ def _telling_columns(
         if not is_place and 2 * sum(map(bool, anew)) > len(several):
             doubtful[name] = f"{sorted(set.union(*anew))[0]!r} begins anew, as in {next(iter(several))!r}"
         elif not is_place and _takes_turns(rows, name, item_column):
-            doubtful[name] = f"its values take turns, as in {next(iter(several))!r}"
+            doubtful[name] = f"the values take turns, as in {next(iter(several))!r}"
     if doubtful and not found and sentence is None and item_column in rows[0]:
         # Regions change with almost every row, what tells texts apart seldom.
         # Numbers are rather places in a text.
@@ -434,14 +434,14 @@ def describe_table(lines: Iterable[str]) -> tuple[str, str] | None:
     rows = [line for line in lines if line.strip() and not line.startswith("#")]
     tabs = {line.count("\t") for line in rows}
     if tabs == {9}:
-        return 'has ten columns, as CoNLL-U, whose sentences stand in its lines "# text = ..."', "tsv"
+        return 'has ten columns, like CoNLL-U, where lines "# text = ..." hold the sentences', "tsv"
     if len(rows) > 1 and (names := _NAMES.fullmatch(rows[0])):
         number = rows[0].count(names[1])
         if all(line.count(names[1]) >= number for line in rows):
-            return f"begins with the names of {number + 1} columns, as a table", "csv"
+            return f"begins with the names of {number + 1} columns, like a table", "csv"
     if len(rows) < 2 or len(tabs) > 1 or tabs == {0} or rows[0].startswith("\t"):
         return None
-    return f"has {tabs.pop() + 1} columns, as a table", "tsv"
+    return f"has {tabs.pop() + 1} columns, like a table", "tsv"
 
 
 def remarks_on(texts: Iterable[str]) -> list[str]:
@@ -576,7 +576,7 @@ def read_treebank_items(
     """
     from hf_synlm.evaluation.trees.gold_treebank import load_treebank
 
-    remedy = "tell it by form (--punctuation-by form), or keep it (--punctuation keep)"
+    remedy = "recognize punctuation by form (--punctuation-by form), or keep it (--punctuation keep)"
     treebank = load_treebank(Path(path), punctuation, punctuation_by=punctuation_by, remedy=remedy, **reading)
     for sentence in treebank.sentences:
         with errors_at(sentence.source):

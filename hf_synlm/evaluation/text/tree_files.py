@@ -175,7 +175,7 @@ class Proposals:
         if not trees:
             paths = ", ".join(file["path"] for file in self.files)
             raise ValueError(
-                f"sentence {number} has no tree in {paths}: {sentence!r}. Add its trees, or spell it as in the trees."
+                f"sentence {number} has no tree in {paths}: {sentence!r}. Add trees, or use their spelling."
             )
         return trees
 

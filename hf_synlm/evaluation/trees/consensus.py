@@ -130,7 +130,7 @@ def _read(
     given = [tree if isinstance(tree, Hypothesis) else Hypothesis(tuple((i, j) for i, j in tree)) for tree in trees]
     lengths = [max((j for _, j in tree.spans), default=1) for tree in given]
     if len(set(lengths)) != 1:
-        raise ValueError(f"trees over {lengths} words. Give one or more trees of one sentence, with its whole span")
+        raise ValueError(f"trees have {lengths} words. Give trees of one sentence, each with the span of all words")
     voting = []
     for number, tree in enumerate(given):
         with errors_at(f"tree {number}"):

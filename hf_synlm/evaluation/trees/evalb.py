@@ -32,7 +32,7 @@ Status = Literal["valid", "error", "skipped"]
 
 _QUOTES = frozenset(("'", '"', "/"))
 _LABEL_END = re.compile("[-=]")
-_WITH_ALL = "only punctuation differs: give all of it, or none and --punctuation remove, which is not EVALB's number"
+_WITH_ALL = "only punctuation differs: give all of it, or use --punctuation remove, which is not EVALB's score"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -205,7 +205,7 @@ def _advise(
     runs: Mapping[str, Sequence[ParsedSentence]], parsed: Sequence[ParsedSentence], treebank: Treebank, also: str
 ) -> str:
     """What to do about runs of which `parsed` is over other words; treatments of punctuation are tried."""
-    told = {"ignore": "scores them without it, as those of models", "keep": "counts it, too"}
+    told = {"ignore": "punctuation is not scored, as in trees of models", "keep": "punctuation is scored"}
     fits: dict[str, list[bool]] = {}
     for mode, read in treebank.read_again.items():
         with suppress(ValueError):  # tags that do not tell what punctuation is
@@ -234,7 +234,7 @@ def _advise(
     if compared is drop_marks:
         steps.append("check their order and the style of the brackets (--tree-style, in `evaluate` prediction_style)")
     elif extra:
-        steps[0] += ", too, which counts as punctuation (see --punctuation-by)"
+        steps[0] += ", too: the treebank counts this as punctuation (see --punctuation-by)"
     return f"Score trees over the same words: {'; '.join(steps)}"
 
 

@@ -99,7 +99,7 @@ def iterate_parses(
         raise ValueError(f"{name} gives no trees. Name a model of hf_synlm that gives trees")
     known = parse_options(model)
     if unknown := ", ".join(sorted(set(options) - known)):
-        raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave it out.")
+        raise ValueError(f"{unknown}: not an option of {name}.parse ({', '.join(sorted(known))}). Leave {unknown} out.")
 
     def encoded() -> Iterator[EncodedSentence]:
         first = 1

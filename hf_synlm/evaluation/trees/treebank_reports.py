@@ -242,7 +242,7 @@ def report_evalb(
             scores[name] = run
         else:
             lacks = parameters.labeled and any(tree.labels is None for one in run for tree in one.hypotheses[:1])
-            also = f"{' and --unlabeled' * lacks}. That number is not EVALB's: to keep it, score trees with punctuation"
+            also = f"{' and --unlabeled' * lacks}. Scores are then not EVALB's. For these, score trees with punctuation"
             match_treebank({name: run}, treebank, also)
             if lacks:
                 raise ValueError(f"{name}: the trees have no labels. Score them by --unlabeled")

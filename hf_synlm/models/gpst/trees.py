@@ -89,7 +89,7 @@ class TreeInduction:
     def plan_given(self, text: ContextBatch, spans: list[list[tuple[int, int]]]) -> ChartPlan:
         """Chart of the given trees, in input positions."""
         if len(spans) != len(text.ids):
-            raise ValueError(f"spans has {len(spans)} rows, but the batch {len(text.ids)}. Give one list per row.")
+            raise ValueError(f"spans has {len(spans)} rows, but the batch has {len(text.ids)}. Give one list per row.")
         text.check_words(spans)
         shifts = text.shifts()
         moved = [[(i - shift, j - shift) for i, j in row] for row, shift in zip(spans, shifts, strict=True)]

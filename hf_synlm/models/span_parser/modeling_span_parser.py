@@ -180,7 +180,7 @@ class SpanParserForTokenClassification(AdapterMixin):
             raise ValueError(f"row {int(num_words.argmin())} of the batch has no word. Leave this row out.")
         most = self.config.max_position_embeddings
         if num_tokens + 2 > most:
-            raise ValueError(f"A sentence has {num_tokens} tokens, but the encoder reads {most - 2}. Shorten it.")
+            raise ValueError(f"The encoder reads {most - 2} tokens, but a sentence has {num_tokens}. Shorten it.")
 
     def _label_logits(self, left: Tensor, right: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Scores [B, P, Y] of spans, given A f and B f of all fence posts."""

@@ -57,7 +57,7 @@ def make_backbone(config: PreTrainedConfig) -> PreTrainedModel:
     """The decoder with random weights, without its embeddings of words, which are the Tree LM's."""
     backbone = AutoModel.from_config(config)
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
-        raise ValueError(f"{type(backbone).__name__} takes no position_ids, but a Tree LM does. Take another decoder.")
+        raise ValueError(f"{type(backbone).__name__} lacks position_ids, which a Tree LM needs. Take another decoder.")
     backbone.set_input_embeddings(None)
     return backbone
 
@@ -74,7 +74,7 @@ def run_backbone(
     longest = max_positions(backbone.config)
     if is_causal and mask.shape[2] > longest:
         raise ValueError(
-            f"A linearized tree has {mask.shape[2]} positions or more, the backbone only {longest}. Shorten the text."
+            f"A linearized tree needs {mask.shape[2]} positions, but the backbone has {longest}. Shorten the text."
         )
     seen = None
     if cache is not None or not is_causal:

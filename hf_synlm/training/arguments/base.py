@@ -279,7 +279,7 @@ def parse_arguments(
     parser.add_argument(
         "--config",
         help="YAML or JSON file with values for any of the arguments, or the name of a shipped configuration such as "
-        "gpst_tiny; flags win.",
+        "gpst_tiny. Options on the command line override the file.",
     )
     parser.add_argument("--list-configs", action="store_true", help="List the shipped configurations, and end.")
     for action, count in parser.counts(argv).items():
@@ -323,7 +323,7 @@ def _check_files(arguments: Any, is_said: bool) -> None:
             if name.startswith("train"):
                 known.update(paths)
             elif is_said and known.intersection(paths):
-                print(f"{flag_of(name)}: {min(known.intersection(paths))} is trained on, too", file=sys.stderr)
+                print(f"{flag_of(name)}: {min(known.intersection(paths))} is also a training file", file=sys.stderr)
 
 
 def _check_names(values: Collection[Any], names: Sequence[str], file: str | None) -> None:

@@ -96,7 +96,7 @@ class EvaluationArguments:
     search_num_beams: int = option(20, "Beam of left-to-right parsing in evaluation. 0 turns this off.", minimum=0)
     load_best_model_at_end: bool = option(False, "Save the weights with the best validation loss as the final model.")
     final_report: bool = option(
-        False, "At the end, compare the saved model with and without hf_synlm, parse and generate."
+        False, "At the end, check that the saved model works the same without hf_synlm. Also parse and generate."
     )
 
     def complete(self, data: DataArguments) -> None:

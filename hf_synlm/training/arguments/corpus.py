@@ -67,8 +67,8 @@ class CorpusArguments:
     )
     validation_words: list[str] = option([], "Treebank files whose words are validation sentences.")
     text_column: str = option("text", "Column of the text in data sets and tables.")
-    rows: Literal["documents", "lines"] = option("documents", "What a row of a data set is. WikiText has lines.")
-    streaming: bool = option(False, "Read the data set over the network, without storing it. The shards are the same.")
+    rows: Literal["documents", "lines"] = option("documents", "What each row of a data set holds (WikiText: lines).")
+    streaming: bool = option(False, "Do not store the data set: read it over the network. The result is the same.")
     one_sentence_per_line: bool = option(False, "Lines are sentences, so do not split lines.")
     language: str = option("en", "Language for sentence splitting (ISO 639).")
     drop_punctuation: bool = option(
@@ -79,7 +79,7 @@ class CorpusArguments:
     )
     tokenizer_type: Literal["bpe", "wordpiece"] = option("bpe", "Tokenizer to train.")
     tokenizer_vocab_size: int = option(8192, "Vocabulary size of the tokenizer to train.")
-    tokenizer_min_frequency: int = option(2, "Least frequency of a piece of the tokenizer to train.", minimum=1)
+    tokenizer_min_frequency: int = option(2, "The tokenizer to train gets no pieces rarer than this.", minimum=1)
     preprocessing_num_workers: int = option(1, "Number of processes that encode text.", minimum=1)
 
     def __post_init__(self):

@@ -35,7 +35,7 @@ class ModelArguments:
     parser_learning_rate: float | None = option(
         1e-3, "Peak learning rate of GPST's parser, which gives the merge order."
     )
-    ignore_mismatched_sizes: bool = option(False, "Initialize weights of other shapes, such as a classifier.")
+    ignore_mismatched_sizes: bool = option(False, "Initialize weights whose shapes differ, as in classifiers.")
     trust_remote_code: bool = option(
         False, "Run code of the model's repository. Models of this library do not need this."
     )
@@ -146,8 +146,8 @@ class SummaryArguments(TableArguments):
     end_token: bool = option(True, "End summaries with the end token. Then generation stops at this token.")
     summary_loss_only: bool = option(
         False,
-        "Count no token loss on document and prompt. (The authors train on all tokens. GPST's other losses read "
-        "all tokens, too.)",
+        "Leave document and prompt out of the token loss. (The authors train on all tokens. GPST's other losses "
+        "read all tokens, too.)",
     )
     language: str = option("en", "Language of the sentence splitting (ISO 639).")
     max_predict_samples: int | None = option(None, "Number of test rows to use (default: all).", minimum=1)
@@ -191,7 +191,8 @@ class DecodingArguments:
     max_new_tokens: int | None = option(None, "Longest summary in tokens (default: max_target_length).", minimum=1)
     num_validation_summaries: int = option(
         0,
-        "Summaries to generate in each evaluation. Their best ROUGE selects the model. With 0, the lowest loss does.",
+        "Summaries to generate in each evaluation. Their best ROUGE selects the model. With 0, the lowest loss "
+        "selects it.",
         minimum=0,
     )
     use_stemmer: bool = option(False, "ROUGE on stemmed words. The authors do not stem.")
@@ -219,7 +220,7 @@ class InductionArguments:
     """Sentences to train on, treebanks to evaluate on, and which trees are scored."""
 
     train_trees: list[str] = option(
-        [], "Treebank files whose words are training text, or 'embedded'. If you name no file, it is 'embedded'."
+        [], "Treebank files whose words are training text, or 'embedded' (also if you name no file)."
     )
     train_files: list[str] = option([], "Text files with one sentence per line. White space separates words.")
     validation_trees: str = option("", "Treebank file that chooses the best model, or 'embedded'.")

@@ -73,7 +73,7 @@ class SentenceFileArguments(DependencyArguments):
     validation_files: list[str] = option([], "Files for validation.")
     test_files: list[str] = option([], "Files for the evaluation of the final model. You may leave them out.")
     split_leaves: bool = option(
-        False, "Read a leaf of several words, (NN New York), as several leaves. Otherwise it is an error."
+        False, "Read a leaf of several words, (NN New York), as several leaves. Otherwise such a leaf is an error."
     )
     drop_tags: list[str] = option([], "In bracketed trees, leave out words with these tags.")
     drop_labels: list[str] = option([], "Leave out the brackets of these labels, but keep the words inside.")
@@ -163,4 +163,4 @@ class SentenceFileArguments(DependencyArguments):
 class BatchedFileArguments(SentenceFileArguments):
     """Files of sentences from which batches are drawn."""
 
-    batch_group_size: int = option(4096, "Draw batches from so many sentences of similar length.", minimum=1)
+    batch_group_size: int = option(4096, "Number of sentences of similar length to draw batches from.", minimum=1)

@@ -40,10 +40,10 @@ class TextDataArguments(BatchedFileArguments):
         "no punctuation. 'words-only' drops leaves whose tag is punctuation, $ or #. 'none' changes nothing.",
     )
     max_sentence_words: int | None = option(
-        None, "Most words of a sentence after preprocessing. Longer sentences are left out.", minimum=1
+        None, "Longest sentence in words, after preprocessing. Longer sentences are left out.", minimum=1
     )
     tokenizer_type: Literal["words", "characters"] = option("words", "Tokenizer to make.")
-    max_batch_tokens: int = option(5000, "Tokens of the largest micro batch of sentences, with padding.", minimum=1)
+    max_batch_tokens: int = option(5000, "Largest number of tokens in a micro batch, with padding.", minimum=1)
     test_batch_size: int | None = option(
         None,
         "Rows or sentences in the evaluation of the test files. By default, --per-device-eval-batch-size counts. In "
@@ -89,14 +89,14 @@ class StreamDataArguments(TextDataArguments):
 
     batching: Literal["stream", "sentences"] = option(
         "stream",
-        "'stream' reads running text: each segment begins with the last state. 'sentences' reads each sentence alone.",
+        "'stream' reads running text and keeps the state between segments. 'sentences' reads each sentence alone.",
     )
     bptt: int = option(70, "Usual length of a segment in tokens.", minimum=1)
     variable_bptt: bool = option(
-        True, "Draw the length of training segments around bptt (or half of bptt), and scale the learning rate."
+        True, "Vary the length of training segments around --bptt or half of it, and scale the learning rate."
     )
     tree_supervision: bool = option(False, "Also learn distances (ON-LSTM, PRPN) or spans (PaLM) of gold trees.")
-    binarized_spans: bool = option(False, "In PaLM, spans that binarization to the right adds are gold, too.")
+    binarized_spans: bool = option(False, "For PaLM: spans that right binarization adds are gold, too.")
 
     def __post_init__(self):
         """Check the values."""
@@ -159,8 +159,8 @@ class ParsingArguments:
     )
     parsing_max_words: int | None = option(
         None,
-        "Leave out sentences with more words. Words are counted after preprocessing, and without punctuation unless it "
-        "is kept. Default: max_sentence_words.",
+        "Leave out sentences with more words than this. Words are counted after preprocessing, and punctuation "
+        "counts only if it is kept. Default: --max-sentence-words.",
         minimum=1,
     )
     punctuation: Literal["remove", "ignore", "keep"] = option(
@@ -171,12 +171,12 @@ class ParsingArguments:
         None, "Options of `parse`, such as decoder=biased,layer=1. They are written like --config-overrides."
     )
     parse_sentences: int | None = option(
-        None, "Parse this many sentences after every epoch, spread evenly (default: all, 0: none).", minimum=0
+        None, "Number of sentences to parse after every epoch, spread evenly (default: all, 0: none).", minimum=0
     )
     final_report: bool = option(
         False,
-        "At the end, compare the saved model with and without hf_synlm, parse some of the final sentences and "
-        "generate one.",
+        "At the end, check that the saved model works the same without hf_synlm. Also parse some of the final "
+        "sentences, and generate one.",
     )
 
     def __post_init__(self):
@@ -223,8 +223,8 @@ class ScheduleArguments:
     )
     non_monotone_interval: int = option(
         5,
-        "Start of averaging in sgd-asgd (non-monotone trigger). With value N, averaging starts when the validation "
-        "loss is above the lowest loss of the epochs up to N before.",
+        "For sgd-asgd. Averaging starts when the validation loss is higher than the lowest loss before the last N "
+        "epochs (non-monotone trigger). N is this number.",
         minimum=1,
     )
     averaging_epoch: int = option(40, "Epochs with Adam in adam-asgd.", minimum=1)
@@ -235,7 +235,7 @@ class ScheduleArguments:
     plateau_patience: int = option(
         2, "In adam-plateau, lower the rate when more epochs than this pass without a new best loss.", minimum=0
     )
-    plateau_factor: float = option(0.5, "In adam-plateau, multiply the learning rate by this to lower it.")
+    plateau_factor: float = option(0.5, "Factor that lowers the learning rate in adam-plateau.")
 
     def __post_init__(self):
         """Check the values."""
@@ -254,11 +254,11 @@ class RecurrentTrainingArguments(TrainingArguments):
     """The arguments of all scripts with the defaults of AWD-LSTM; epochs decide about rates and evaluations here."""
 
     per_device_train_batch_size: int = option(
-        8, "Rows of the stream per process, or most sentences of a batch per process.", minimum=1
+        8, "Rows of the stream, or largest number of sentences in a batch, per process.", minimum=1
     )
     per_device_eval_batch_size: int = option(
         8,
-        "Rows of the stream in evaluation, over all processes, or most sentences of a batch per process.",
+        "Rows of the stream over all processes, or largest number of sentences in a batch of a process.",
         minimum=1,
     )
     without_layers = "gradient_checkpointing torch_compile"
@@ -269,8 +269,8 @@ class RecurrentTrainingArguments(TrainingArguments):
         1.2e-6, "L2 penalty of all parameters. It is added to the gradients after clipping.", minimum=0
     )
     max_grad_norm: float = option(0.25, "Gradients are clipped to this norm. With 0 they are not clipped.", minimum=0)
-    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option("constant", "Not used here: see schedule.")
-    warmup_ratio: float = option(0.0, "Not used here: see schedule.")
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = option("constant", "Not used here. See --schedule.")
+    warmup_ratio: float = option(0.0, "Not used here. See --schedule.")
 
     def __post_init__(self):
         """Check the values."""
@@ -305,12 +305,12 @@ class PCFGDataArguments(TextDataArguments):
     """Files of text or trees; the words become tokens. Sentences of one word are left out: no grammar has them."""
 
     max_sentence_words: int | None = option(
-        40, "Most words of a sentence after preprocessing. Longer sentences are left out.", minimum=1
+        40, "Longest sentence in words, after preprocessing. Longer sentences are left out.", minimum=1
     )
     tokenizer_vocab_size: int | None = option(
         10_000, "Largest number of token ids. Special tokens and classes of unknown words count, too."
     )
-    batch_group_size: int = option(64, "Draw batches from so many sentences of similar length.", minimum=1)
+    batch_group_size: int = option(64, "Number of sentences of similar length to draw batches from.", minimum=1)
 
     min_sentence_words = 2
 
@@ -326,7 +326,7 @@ class PCFGParsingArguments(ParsingArguments):
 class CurriculumArguments:
     """Short sentences first."""
 
-    curriculum_words: int = option(30, "Most words of a sentence in the first epoch. 0 sets no limit.", minimum=0)
+    curriculum_words: int = option(30, "Longest sentence of the first epoch, in words. 0 sets no limit.", minimum=0)
     curriculum_growth: int = option(1, "Number of words that every epoch adds to --curriculum-words.", minimum=0)
 
     def __post_init__(self):

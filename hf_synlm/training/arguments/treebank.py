@@ -38,7 +38,7 @@ class TreeDataArguments(BatchedFileArguments):
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     tokenizer_byte_fallback: bool = option(
         False,
-        "For 'bpe', add 256 byte tokens. They spell characters that the training sentences lack: no word is unknown.",
+        "For 'bpe', add 256 byte tokens for characters that the training sentences lack. Then no word is unknown.",
     )
     unknown_words: UnknownRule = option("berkeley", UNKNOWN_WORDS)
     max_batch_actions: int = option(
@@ -93,8 +93,8 @@ class EvaluationArguments:
     )
     final_report: bool = option(
         False,
-        "At the end, compare the saved model with and without hf_synlm, parse some test sentences and generate one. "
-        "RNNG only.",
+        "At the end, check that the saved model works the same without hf_synlm. Also parse some test sentences, "
+        "and generate one. RNNG only.",
     )
     report_punctuation: list[str] = option(
         ["ignore"],
@@ -137,7 +137,7 @@ class TreeLMModelArguments(ModelArguments):
     backbone: str | None = option(
         None,
         "Folder or Hub name of a decoder (GPT-2, Llama, Qwen, ...). Training begins with its weights and tokenizer. "
-        "With --model-name-or-path, this decoder is the backbone of that adapter.",
+        "If --model-name-or-path names an adapter, this decoder is its backbone.",
     )
     backbone_name: str | None = option(
         None, "Hub name of the backbone, if --backbone is a folder. Other machines load it from there."
@@ -214,7 +214,7 @@ class VariationalArguments:
     min_learning_rate: float = option(0.03, "Stop when --learning-rate has fallen below this.", minimum=0)
     importance_samples: int = option(1000, "Trees per test sentence for the final perplexity.", minimum=1)
     importance_temperature: float = option(
-        2.0, "For these trees, the scores of the network are divided by this number. Above 1, the trees differ more."
+        2.0, "For --importance-samples, the network's scores are divided by this. Above 1, the trees differ more."
     )
 
     def __post_init__(self):
@@ -243,7 +243,7 @@ class SpanParserModelArguments(ModelArguments):
     program = "train_span_parser"
 
     architecture: str = option("span_parser", "'span_parser'.")
-    encoder: str | None = option(None, "Encoder to begin with (weights, tokenizer), a folder or Hub name.")
+    encoder: str | None = option(None, "Encoder whose weights and tokenizer are taken: folder or Hub name.")
     encoder_name: str | None = option(
         None, "Hub name of the encoder, if --encoder is a folder. Other machines load it from there."
     )
@@ -297,8 +297,8 @@ class TreebankPCFGArguments(SentenceFileArguments):
     parent_annotation: bool = option(True, "Add to each constituent's label the label of its parent.")
     lexicon_smoothing: float = option(
         1.0,
-        "How many words to add to each preterminal and to each tag. For a preterminal, the words have the "
-        "proportions of its tag. For a tag, they have the proportions of the text.",
+        "Smoothing: count of words that is added to each preterminal and to each tag. A preterminal gets the words "
+        "in the proportions of its tag, a tag in those of the text.",
     )
     tokenizer_min_frequency: int = option(2, MIN_FREQUENCY, minimum=1)
     unknown_words: UnknownRule = option("berkeley2", UNKNOWN_WORDS)

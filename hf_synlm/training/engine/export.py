@@ -41,7 +41,7 @@ def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The language model of a checkpoint `step_N`, with the weights of that step, and its tokenizer."""
     settings = read_json(folder / STATE_FILE)["settings"]
     values = settings["config"]
-    remedy = f"Let its run end, by its command with --resume-from-checkpoint {folder}."
+    remedy = f"Finish the run: repeat its command with --resume-from-checkpoint {folder}."
     if not (folder / WEIGHTS_FILE).is_file():
         raise ValueError(f"{folder} has no {WEIGHTS_FILE}, only shards of the weights. {remedy}")
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[values["model_type"]].from_dict(values))

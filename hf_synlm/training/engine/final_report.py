@@ -27,7 +27,7 @@ def report_saved_model(
     """
     first = next(iter(banks.values())).words
     verified = verify_export(folder, texts=[" ".join(words) for words in first[:2]], backbone=backbone)
-    print(f"{verified.table()}\nIts trees of {plural(len(first), 'sentence')} for the test:")
+    print(f"{verified.table()}\nThe saved model parses {plural(len(first), 'test sentence')}:")
     model, tokenizer = load_pretrained(str(folder), backbone=backbone)
     report: dict[str, Any] = {}
     for name, bank in banks.items():

@@ -77,7 +77,7 @@ class LossMeter:
         samples = [item for batch in itertools.islice(sampler, begin, begin + accumulation) for item in batch]
         raise FloatingPointError(
             f"{', '.join(names)} became NaN or infinite between steps {first_step} and {step}, first at step "
-            f"{bad_step}, which reads the samples {gather_object(samples)}. Look at them, lower the learning rate, "
+            f"{bad_step}, which reads the samples {gather_object(samples)}. Check these, lower the learning rate, "
             "lengthen the warm-up or train in float32; then resume from the last checkpoint or start from step 0."
         )
 

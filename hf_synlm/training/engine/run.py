@@ -291,7 +291,7 @@ def set_up_layers(model: PreTrainedModel, arguments: TrainingArguments, to_compi
     kind = model.config.model_type
     if arguments.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
-            raise ValueError(f"--gradient-checkpointing is set, but {kind} cannot recompute layers. Set it to False.")
+            raise ValueError(f"{kind} cannot recompute layers. Set --gradient-checkpointing to False.")
         model.activation_checkpointing_enable()
     if arguments.torch_compile:
         if not to_compile:

@@ -84,7 +84,7 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
     accelerator = make_accelerator(parsed[-1])
     chosen = recipe_type.default_config(accelerator.device.type, *parsed)
     if chosen is not None:
-        why = f"--config names no size: {chosen} counts for what it leaves open" if names_config(words) else ""
+        why = f"--config names no size: {chosen} sets the missing options" if names_config(words) else ""
         why = why or f"no --config: {chosen} is used"
         accelerator.print(f"{why}, for this device and text. --list-configs shows others.")
         parsed = parse(words, base=chosen)

@@ -205,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prepare a corpus, or check a prepared one; returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = ArgumentParser((PrepareArguments,), prog="prepare_text.py", allow_abbrev=False)
-    text = "YAML file of a training script, or the name of a shipped one; its options about text are used; flags win."
+    text = "YAML file of a training script, or the name of a shipped one. Its text options are used unless given here."
     parser.add_argument("--config", help=text)
     try:
         path = parser.parse_known_args(argv)[0].config

@@ -3,10 +3,10 @@
 
     accelerate launch training/pretrain_gpst.py --config gpst_tiny --output-dir runs/gpst_tiny
 
-Text comes from files or from a data set of the Hub; if none is named, it is embedded. It is split into sentences,
-encoded, and packed into contexts of whole sentences; every sentence gets a tree of its own. No trees are read for
-training. Treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 on the same contexts. Paper: Hu et al.,
-"Generative Pretrained Structured Transformers" (ACL 2024).
+Text comes from files or from a data set of the Hub; if none is named, the embedded text is read. The text is split into
+sentences, encoded, and packed into contexts of whole sentences; every sentence gets a tree of its own. No trees are
+read for training. Treebanks only serve evaluation. `--architecture gpt2` trains a GPT-2 on the same contexts. Paper: Hu
+et al., "Generative Pretrained Structured Transformers" (ACL 2024).
 """
 
 from collections.abc import Callable, Iterator, Sequence

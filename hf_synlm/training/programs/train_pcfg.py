@@ -32,7 +32,7 @@ class CurriculumSampler(PaddedBatchSampler):
         self.first, self.growth = first, growth
         if (shortest := self.lengths.min()) > first:
             raise ValueError(
-                f"--curriculum-words is {first - 2}, but the shortest training sentence has {shortest - 2} words."
+                f"Raise --curriculum-words from {first - 2} to {shortest - 2}, the shortest training sentence."
             )
 
     def samples(self, epoch: int) -> np.ndarray:

@@ -24,7 +24,7 @@ class PushdownRecipe(GrammarRecipe):
     def check(self) -> None:
         """Refuse beams of actions, too."""
         super().check()
-        reason = "a beam of RNNG; Pushdown Layers have num_beams alone"
+        reason = "a beam of RNNG; Pushdown Layers have only num_beams"
         refuse(self.evaluation, "action_beam_size fast_track_size", reason)
 
 

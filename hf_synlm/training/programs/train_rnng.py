@@ -4,9 +4,10 @@
     accelerate launch training/train_rnng.py --config rnng_tiny --output-dir runs/rnng_tiny
 
 Trees come from files of bracketed trees, or (default) from the embedded treebank. Gold derivations are learned by
-teacher forcing. All architectures read the same tokens in the same batches, drawn among sentences with similar
-numbers of actions under a budget of padded actions. The model that is kept is the one with the best validation
-likelihood. Paper: Noji and Oseki, "Effective Batching for Recurrent Neural Network Grammars" (Findings of ACL 2021).
+teacher forcing. All architectures read the same tokens in the same batches. The sentences of a batch have similar
+numbers of actions, and the number of padded actions in a batch is limited. The model that is kept is the one with the
+best validation likelihood. Paper: Noji and Oseki, "Effective Batching for Recurrent Neural Network Grammars" (Findings
+of ACL 2021).
 """
 
 from dataclasses import replace

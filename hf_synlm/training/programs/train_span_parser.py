@@ -4,8 +4,8 @@
     accelerate launch --mixed_precision bf16 training/train_span_parser.py --config span_parser_mini \
         --encoder FOLDER --train-files trees.train.txt --validation-files trees.valid.txt --output-dir runs/parser
 
-The model that is kept is the one with the best labeled F1 on the validation trees. It gives trees for text that has
-none (`synlm silver --parser`), on which syntactic language models can be trained.
+The model that is kept is the one with the best labeled F1 on the validation trees. The parser gives trees to text that
+has none (`synlm silver --parser`), so that syntactic language models can be trained on it.
 """
 
 from functools import partial
@@ -150,7 +150,7 @@ class SpanParserRecipe(Recipe):
         return {
             **super().card_facts(run),
             "task": "token-classification",
-            "intended_use": "Trees of text that has none, to train syntactic language models on; or parsing.",
+            "intended_use": "Parsing, also to make the trees on which syntactic language models are trained.",
             "training_data": f"The trees of {self.data.names()}.",
         }
 

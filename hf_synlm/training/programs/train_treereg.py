@@ -5,9 +5,9 @@
 
 The model is pretrained (`--model-name-or-path gpt2`), or new, with the architecture and tokenizer of a Hub name
 (`--config-name`). All options of `transformers.TrainingArguments` work. `--treereg-weight 0` trains the same model on
-the same sentences without the trees, `--trees random` and `--trees right` train it on wrong ones. At the end,
-perplexity and the F1 of the trees by TreeReg's score are measured on the validation sentences. Paper: Nandi, Manning
-and Murty, "Sneaking Syntax into Transformer Language Models with Tree Regularization" (NAACL 2025).
+the same sentences without the trees, `--trees random` and `--trees right` train the model on wrong trees. At the end,
+the program measures perplexity and the F1 of the trees that TreeReg's score gives, on the validation sentences. Paper:
+Nandi, Manning and Murty, "Sneaking Syntax into Transformer Language Models with Tree Regularization" (NAACL 2025).
 """
 
 import math

@@ -303,4 +303,9 @@ def test_trees_that_share_little_are_read_one_by_one():
 
 @pytest.mark.parametrize("ids", [[[7, 8], [7, 9]], [[1, 7], [1, 7]]])
 def test_trees_must_be_of_one_text(ids):
-    refused(r"one text without a begin token", tiny().joint_log_probs, torch.tensor(ids), spans=[[(0, 2)], [(0, 2)]])
+    refused(
+        r"one and the same text, without a begin token",
+        tiny().joint_log_probs,
+        torch.tensor(ids),
+        spans=[[(0, 2)], [(0, 2)]],
+    )

@@ -79,7 +79,7 @@ class UnlabeledParsingF1(ListInputs, evaluate.Metric):
         treebank = make_treebank(gold, punctuation, punctuation_by=punctuation_by)
         if len(treebank.sentences) != len(gold):
             raise ValueError(
-                f"{len(gold) - len(treebank.sentences)} references are punctuation alone. Leave them out on both sides"
+                f"{len(gold) - len(treebank.sentences)} references have only punctuation. Leave them out on both sides"
             )
         parsed = []
         for number, line in enumerate(predictions):
