@@ -218,7 +218,7 @@ class TextReading:
     split_sentences: SplitSentences = False
 
     def open(self, places: Sequence[Path], kind: InputFormat | None, flag: str = "--format") -> OpenTexts:
-        """Open the texts, and print remarks on the first texts."""
+        """Open the texts, and print remarks about the first texts."""
         names = [field.name for field in dataclasses.fields(TextReading) if field.name != "split_sentences"]
         columns = {name: getattr(self, name) for name in names}
         found = open_texts(places, kind=kind, by_sentences=self.split_sentences, flag=flag, **columns)

@@ -158,7 +158,7 @@ def leave_output_to_first_process() -> None:
 
 
 def report(result: EvaluationResult, out: Path | None, items_out: Path | None = None, style: str = "markdown") -> None:
-    """Print the tables of a result. If `out` is given, first write the result with its command."""
+    """Print the tables of a result. If `out` is given, write the result and its command to this file before."""
     leave_output_to_first_process()
     result.command, written = command_line.get(), None
     try:

@@ -197,7 +197,8 @@ class SyntacticConfig(transformers.PreTrainedConfig):
 
 def position_limit(config: transformers.PreTrainedConfig) -> int | None:
     """Most tokens of a text, for models of transformers and of this library; None = any number."""
-    return getattr(config, "max_position_embeddings", None) if getattr(config, "has_positions", True) else None
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)  # the latter: MPT
+    return limit if getattr(config, "has_positions", True) else None
 
 
 __all__ = ["SyntacticConfig"]

@@ -165,7 +165,7 @@ def open_unpacked(path: PathLike) -> Iterator[BinaryIO]:
         head = file.peek(len(_LFS_POINTER))
         refuse_pointer(path, head)
         if _OTHER_ARCHIVE.match(head):
-            raise ValueError(f"{path} is compressed. Unpack it first, or compress it by gzip, bzip2 or xz")
+            raise ValueError(f"{path} is compressed in an unknown format. Unpack it, or use gzip, bzip2 or xz")
         unpack = next((unpack for start, unpack in _UNPACKING.items() if re.match(start, head)), None)
         if unpack is None:
             yield file

@@ -108,8 +108,8 @@ class TestMaliciousCheckpoints:
         [
             ({"vocab_size": 400}, r"\[330, 24\] instead of \[400, 24\]"),
             ({"vocab_size": 10**9}, "instead of"),  # 96 GB
-            ({"vocab_size": 10**18}, "vocab_size is 10+, more than"),
-            ({"num_token_layers": 10**9}, "num_token_layers is 10+, more than 1000"),
+            ({"vocab_size": 10**18}, "vocab_size is 10+, which is more than"),
+            ({"num_token_layers": 10**9}, "num_token_layers is 10+, which is more than 1000"),
             ({"hidden_size": "24; rm"}, "Field 'hidden_size' expected int"),
             ({"activation_function": "os.system"}, "activation_function 'os.system' is unknown"),
             ({"height_loss": ["sentence"]}, "height_loss"),

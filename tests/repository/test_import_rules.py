@@ -64,7 +64,7 @@ DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distan
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
     "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8680),
-    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8880),
+    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8890),
     "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6490),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4000),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4440),
@@ -76,7 +76,7 @@ SHIPPED = {
         SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
         4500,
     ),
-    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3160),
+    "lstm": (SHARED + RECURRENT + "recurrent_layers", 3170),
     "span_parser": (
         "backbone_adapter cache configuration_base module_tools outputs rows token_batch trees_spans",
         1940,

@@ -453,7 +453,7 @@ UNREADABLE = [
     ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16LE without a BOM. Convert it: iconv"),
     ("a.txt", "(S (NN cat))".encode("utf-16"), "a.txt begins with a tree"),
     ("a.txt", "Text.".encode("utf-16")[:-1], "a.txt: 'utf-16-le' codec can't decode byte"),
-    ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed. Unpack it first"),
+    ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed in an unknown format. Unpack it"),
     ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text-column to one of \['body'\]"),
     ("a.jsonl", '{"text": 7}', "a.jsonl: column 'text' holds int, not text"),
     ("a.json", '[{"text": "x"}', "a.json is not JSON"),

@@ -30,6 +30,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 import hf_synlm.evaluation.text.ngram  # noqa: F401  registers its model type
+from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.data.collate import word_ends_from_word_ids
 from hf_synlm.data.files import find_model, flag_of
 from hf_synlm.data.text import PathLike, Tokenization, check_list, tokenization_of
@@ -271,11 +272,8 @@ class TextScorer:
         if self.searches:
             limit = self.model.word_search(1).machine.max_tokens
             return None if limit == float("inf") else int(limit)
-        for attribute in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-            size = getattr(config, attribute, None)
-            if isinstance(size, int) and getattr(config, "has_positions", True):
-                return size - (self.begin_id is not None)
-        return None
+        limit = position_limit(config)
+        return None if limit is None else limit - (self.begin_id is not None)
 
     def describe(self) -> dict[str, Any]:
         """Description of the model for results, with the paper to cite, and checksums of the weights of a folder."""

@@ -376,8 +376,8 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         marginal = not one_tree or self.wants_logits_beside(options.get("output_marginal_logits"))
         if sentence_ids is not None and marginal:
             raise ValueError(
-                "Next-token logits read a row as one running text with unknown sentence ends. Leave sentence_ids "
-                "out. Or leave output_marginal_logits out, and pass labels, spans, merge_order or output_chart."
+                "Next-token logits need a row of one running text, without sentence_ids. Leave sentence_ids out, or "
+                "replace output_marginal_logits by labels, spans, merge_order or output_chart."
             )
         trees = {"sentence_ids": sentence_ids, "merge_order": merge_order, "spans": spans}
         trees |= {"output_chart": output_chart, "output_spans": output_spans}
