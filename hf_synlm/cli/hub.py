@@ -377,8 +377,7 @@ def push_code(repo_id: RepoId, commit: CommitOptions) -> None:
         synlm push-code your-name/synlm-code --dry-run
         synlm push-code your-name/synlm-code --message "For transformers 5.24"
     """
-    from hf_synlm.hub.code import code_repository
-    from hf_synlm.hub.code import push_code as push
+    from hf_synlm.hub.code import code_repository, push_code as push
 
     if commit.dry_run:
         return _print_sizes({name: len(text.encode()) for name, text in code_repository(repo_id).items()}, repo_id)

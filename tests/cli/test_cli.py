@@ -38,7 +38,7 @@ from hf_synlm.evaluation.text.text_items import TextItem, read_items
 from tests.evaluation.test_blimp import write_blimp
 from tests.evaluation.test_syntaxgym import suite_data
 from tests.helpers import warm_python
-from tests.helpers.commands import fail, run
+from tests.helpers.commands import fail, remarks, run
 from tests.helpers.refusals import raised, refused
 from tests.helpers.scoring_models import SENTENCES, scorer_of
 
@@ -107,8 +107,7 @@ def test_surprisal_by_several_beams(models, texts, capsys):
     command = ["surprisal", texts, "--model", models["gpst"], "--device", "cpu", "--unit", "nats"]
     out = [texts.with_name(name) for name in ("two.tsv", "wide.tsv", "narrow.tsv")]
     widths = ["--num-beams", 6, "--num-beams", 1]
-    assert main([str(part) for part in (*command, "--out", out[0], *widths)]) == 0
-    said = capsys.readouterr().err
+    said = remarks(capsys, *command, "--out", out[0], *widths)
     run(capsys, *command, "--out", out[1], *widths[:2])
     run(capsys, *command, "--out", out[2], *widths[2:])
     both, wide, narrow = map(read_tsv, out)
@@ -209,42 +208,41 @@ def test_word_correction_is_recorded_only_where_it_applies(models, texts, capsys
     command = ["surprisal", str(texts), "--model", models["rnng"], "--estimator", "stepwise", "--out", str(out)]
     assert main(command) == 0
     plain = out.read_bytes()
-    assert main([*command, "--word-correction", "--overwrite"]) == 0
-    assert "--word-correction does not apply" in capsys.readouterr().err and out.read_bytes() == plain
+    assert "--word-correction does not apply" in remarks(capsys, *command, "--word-correction", "--overwrite")
+    assert out.read_bytes() == plain
     assert json.loads(Path(f"{out}.meta.json").read_text())["options"]["word_correction"] is False
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "model", "said", "values"),
-    [
-        # Items with several texts, a text that is longer than the model's positions, and unknown words.
-        (
-            "a.csv",
-            "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n",
-            "gpt2",
-            "1 item with several texts.*--word-column",
-            "item 112",
-        ),
-        # A row for each region; conditions of pairs are no regions.
-        ("a.csv", "sentence,item,region\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "--word-column", "item 112"),
-        (
-            "a.csv",
-            "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n",
-            "gpt2",
-            "1 item with several texts",
-            "item 112",
-        ),
-        ("a.txt", "We ask\n" + "peace and hope " * 60, "gpt2", "1 of 2 texts .* 127 positions", "word_id 12"),
-        ("a.txt", "of xyzzy plugh\n", "rnng", "2 of 3 words .67%. are unknown.*--tokenize ptb", "oov 011"),
-    ],
-)
+REMARKS = [
+    # Items with several texts, a text that is longer than the model's positions, and unknown words.
+    (
+        "a.csv",
+        "sentence,item\nWe ask,1\nShe asks,1\nHe asks,2\n",
+        "gpt2",
+        "1 item with several texts.*--word-column",
+        "item 112",
+    ),
+    # A row for each region; conditions of pairs are no regions.
+    ("a.csv", "sentence,item,region\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n", "gpt2", "--word-column", "item 112"),
+    (
+        "a.csv",
+        "sentence,item,kind\nWe ask,1,a\nso so,1,b\nHe asks,2,a\n",
+        "gpt2",
+        "1 item with several texts",
+        "item 112",
+    ),
+    ("a.txt", "We ask\n" + "peace and hope " * 60, "gpt2", "1 of 2 texts .* 127 positions", "word_id 12"),
+    ("a.txt", "of xyzzy plugh\n", "rnng", "2 of 3 words .67%. are unknown.*--tokenize ptb", "oov 011"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "model", "said", "values"), REMARKS)
 def test_surprisal_tells_what_to_mind(models, tmp_path, capsys, name, content, model, said, values):
     column, begin = values.split()
     (tmp_path / name).write_text(content)
     out = ("--out", tmp_path / "a.tsv", "--model", models[model], "--device", "cpu")
-    assert main(list(map(str, ("surprisal", tmp_path / name, *out)))) == 0
-    remarks = " ".join(capsys.readouterr().err.split())
-    assert re.search(said, remarks) and ("row of an item" in remarks) == ("--word-column" in said)
+    told = " ".join(remarks(capsys, "surprisal", tmp_path / name, *out).split())
+    assert re.search(said, told) and ("row of an item" in told) == ("--word-column" in said)
     rows = read_tsv(tmp_path / "a.tsv")
     assert len(rows) == {"item": 6, "word_id": 182, "oov": 3}[column]
     assert "".join(row[column] for row in rows[:: 2 if column == "item" else 1]).startswith(begin)
@@ -261,8 +259,7 @@ def test_surprisal_of_several_files_and_folders(models, tmp_path, capsys):
     (tmp_path / "more.txt").write_text("peace\n", encoding="utf-8")
     rnng = ("--model", models["rnng"])
     command = ["surprisal", str(folder), str(tmp_path / "more.txt"), *rnng]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
+    printed = run(capsys, *command)
     rows = list(csv.DictReader(io.StringIO(printed), delimiter="\t"))
     places = [(Path(row["file"]).name, row["item"], row["sentence_id"], row["word"], row["day"]) for row in rows]
     assert places == [
@@ -276,14 +273,12 @@ def test_surprisal_of_several_files_and_folders(models, tmp_path, capsys):
     ]
     assert [row["file_input"] for row in rows] == ["", "", "", "", "mine", "mine", ""]
     out = tmp_path / "all.tsv"
-    assert main([*command, "--out", str(out)]) == 0
-    assert out.read_text(encoding="utf-8") == printed
+    assert main([*command, "--out", str(out)]) == 0 and out.read_text(encoding="utf-8") == printed
     files = json.loads(Path(f"{out}.meta.json").read_text())["data"]["files"]
     assert [Path(file["path"]).name for file in files] == ["a.txt", "b.tsv", "more.txt"]
     assert "a second" in capsys.readouterr().err
     capsys.readouterr()
-    assert main([*command, "--out", str(out), "--overwrite"]) == 0
-    assert "1 item with several texts" in capsys.readouterr().err
+    assert "1 item with several texts" in remarks(capsys, *command, "--out", out, "--overwrite")
     empty = tmp_path / "empty"
     empty.mkdir()
     for words, message in (
@@ -387,9 +382,8 @@ def test_texts_that_are_none_are_told(models, tmp_path, capsys):
     ):
         (tmp_path / "c.txt").write_text(content, encoding="utf-8")
         for command in (["surprisal"], ["evaluate", "perplexity"]):
-            assert main([*command, str(tmp_path / "c.txt"), *model]) == 0
-            remarks = " ".join(capsys.readouterr().err.split())
-            assert re.search(said, remarks) and remarks.count("characters on average") <= 1 and "punct" not in remarks
+            told = " ".join(remarks(capsys, *command, tmp_path / "c.txt", *model).split())
+            assert re.search(said, told) and told.count("characters on average") <= 1 and "punct" not in told
     (tmp_path / "d.txt").write_text("We ask and ask So\n", encoding="utf-8")
     (tmp_path / "c.txt").write_text("We ask, and ask. \u201cSo?\u201d\n", encoding="utf-8")
     read = [
@@ -409,10 +403,8 @@ def test_a_row_that_repeats_the_one_before_is_told(models, tmp_path, capsys, cap
 def test_items_that_were_pasted_twice_are_named_by_their_rows(tmp_path):
     """Of all conditions, also where they stand row by row; --sentence-column item takes them as they are."""
     rows = [f"1\t{kind}\t{n}\t{word}" for kind in "ab" for n, word in enumerate("we ask".split())]
-    for order, said in (
-        (rows + rows, "4 data rows (5 to 8)"),
-        (rows[:2] * 2 + rows[2:] * 2, "4 data rows (3 to 4, 7 to 8)"),
-    ):
+    orders = {"4 data rows (5 to 8)": rows + rows, "4 data rows (3 to 4, 7 to 8)": rows[:2] * 2 + rows[2:] * 2}
+    for said, order in orders.items():
         (tmp_path / "a.tsv").write_text("\n".join(["item\tcondition\tregion\tword", *order]))
         refused(f"{re.escape(said)} repeat earlier rows", read_items, tmp_path / "a.tsv", word_column="word")
     assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column="item")) == 2
@@ -447,11 +439,8 @@ def test_the_figure_of_a_table_sums_surprisal_and_averages_other_measures(tmp_pa
     columns = "item sentence_id word_id surprisal_bits surprisal_bits_a surprisal_bits_b"
     (tmp_path / "b.tsv").write_text("\t".join(columns.split()) + "\n1\t1\t1\t2\t2\t3\n")
     plot = ["evaluate", "plot", str(tmp_path / "b.tsv"), "--out", str(tmp_path / "b.svg"), "--x"]
-    assert main([*plot, "word_id"]) == 0
-    assert (
-        "the picture shows surprisal_bits_a. --score chooses another score: surprisal_bits, surprisal_bits_a,"
-        in capsys.readouterr().err
-    )
+    said = "the picture shows surprisal_bits_a. --score chooses another score: surprisal_bits, surprisal_bits_a,"
+    assert said in remarks(capsys, *plot, "word_id")
     assert "sum of surprisal_bits_a per word_id" in "".join(ElementTree.parse(tmp_path / "b.svg").getroot().itertext())
     assert "no column 'region'" in (message := fail(capsys, *plot, "region", "--overwrite"))
     assert "--x (word_id: the words of a sentence in order)" in message
@@ -470,8 +459,8 @@ def test_regions_of_conditions_are_sums_of_sentences_of_their_own(models, tmp_pa
     table = [("item", *names, "text"), *REGIONS]
     (tmp_path / "r.tsv").write_text("".join("\t".join(row) + "\n" for row in table), encoding="utf-8")
     out, picture, given = tmp_path / "out.tsv", tmp_path / "out.svg", ("--model", models[model])
-    assert main(["surprisal", str(tmp_path / "r.tsv"), "--word-column", "text", *map(str, (*given, "--out", out))]) == 0
-    assert "2 items with several texts, by condition" in capsys.readouterr().err
+    said = remarks(capsys, "surprisal", tmp_path / "r.tsv", "--word-column", "text", *given, "--out", out)
+    assert "2 items with several texts, by condition" in said
     rows = read_tsv(out)
     assert [(row["item"], row[condition], row[region], row["word"]) for row in rows] == REGIONS
     scorer = scorer_of(model, details=True)
@@ -530,10 +519,8 @@ def test_columns_in_doubt_are_refused_by_name(tmp_path, place):
     table = "\n".join(["item\tBedingung\tword\tposition", *rows])
     table = table if place else re.sub(r"\t[^\t]*$", "", table, flags=re.M)
     (tmp_path / "a.tsv").write_text(table, encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=f"'Bedingung' changes inside an item, '{place or 'word'}' begins anew, as in '1'"
-    ):
-        read_items(tmp_path / "a.tsv", word_column="word")
+    said = f"'Bedingung' changes inside an item, '{place or 'word'}' begins anew, as in '1'"
+    refused(said, read_items, tmp_path / "a.tsv", word_column="word")
     for column, number in (("Bedingung", 4), ("item", 2)):
         assert len(read_items(tmp_path / "a.tsv", word_column="word", sentence_column=column)) == number
 
@@ -560,15 +547,15 @@ def test_texts_that_stand_row_by_row_are_told_by_their_column(tmp_path, names):
 TWO_TEXTS = [("the cat", "slept"), ("a dog in town", "barked")]
 
 
-@pytest.mark.parametrize(
-    ("header", "cells", "said"),
-    [
-        ("type\tregion", "ab", "where 'type' changes inside an item, 'region' begins anew, as in '1'"),
-        ("part\ttype", "ab", "where 'type' changes inside an item, 'part' begins anew, as in '1'"),
-        ("region", "", "'region' begins anew inside item '1', with 'n1'. If each part .* in a column condition"),
-        ("word_id", "", "'word_id' begins anew inside item '1', with 'n1'"),
-    ],
-)
+WITHOUT_CONDITION = [
+    ("type\tregion", "ab", "where 'type' changes inside an item, 'region' begins anew, as in '1'"),
+    ("part\ttype", "ab", "where 'type' changes inside an item, 'part' begins anew, as in '1'"),
+    ("region", "", "'region' begins anew inside item '1', with 'n1'. If each part .* in a column condition"),
+    ("word_id", "", "'word_id' begins anew inside item '1', with 'n1'"),
+]
+
+
+@pytest.mark.parametrize(("header", "cells", "said"), WITHOUT_CONDITION)
 def test_texts_without_a_condition_are_refused_by_the_column_that_tells_them(tmp_path, header, cells, said):
     """Regions begin anew; they never tell texts apart themselves. --sentence-column item reads an item as one text."""
     rows = []
@@ -589,12 +576,8 @@ def test_texts_without_a_condition_are_refused_by_the_column_that_tells_them(tmp
 
 def test_conditions_that_are_empty_or_misspelled_are_told(tmp_path, caplog):
     def write(change: dict[int, str]) -> Path:
-        cells = [
-            f"{item}\t{kind}\t{word}"
-            for item in "1234"
-            for kind, text in zip("ab", TWO_TEXTS, strict=True)
-            for word in text
-        ]
+        texts = list(zip("ab", TWO_TEXTS, strict=True))
+        cells = [f"{item}\t{kind}\t{word}" for item in "1234" for kind, text in texts for word in text]
         for row, cell in change.items():
             cells[row] = "\t".join([cells[row][0], cell, cells[row].split("\t")[2]])
         (tmp_path / "a.tsv").write_text("\n".join(["item\tcondition\ttext", *cells]) + "\n")
@@ -643,18 +626,16 @@ def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
     (tmp_path / "a.txt").write_bytes("We ask, for peace.\nAnna\u2019s peace\n".encode("cp1252"))
     message = fail(capsys, "surprisal", tmp_path / "a.txt", *model)
     assert "byte 0x92" in message and "such as --encoding cp1252 (gbk" in message
-    assert main(["surprisal", str(tmp_path / "a.txt"), *model, "--encoding", "latin-1"]) == 0
-    assert "1 of 2 texts has control characters" in capsys.readouterr().err
-    command = ["surprisal", str(tmp_path / "a.txt"), *model, "--encoding", "cp1252"]
-    assert main([*command, "--tokenize", "no-punctuation"]) == 0
-    said = capsys.readouterr().err
+    command = ("surprisal", tmp_path / "a.txt", *model, "--encoding")
+    assert "1 of 2 texts has control characters" in remarks(capsys, *command, "latin-1")
+    said = remarks(capsys, *command, "cp1252", "--tokenize", "no-punctuation")
     assert "control" not in said and "1 of 2 texts has marks between words" in said and "without a token" not in said
     (tmp_path / "b.txt").write_text("We ask , for peace .\n", encoding="utf-8")
-    assert main(["surprisal", str(tmp_path / "b.txt"), *model, "--tokenize", "no-punctuation"]) == 0
-    assert "no token (n_tokens 0) and no surprisal: 2 of 6 words" in capsys.readouterr().err
+    said = remarks(capsys, "surprisal", tmp_path / "b.txt", *model, "--tokenize", "no-punctuation")
+    assert "no token (n_tokens 0) and no surprisal: 2 of 6 words" in said
     (tmp_path / "b.tsv").write_text("item\tword\n1\tWe\n1\t\n1\task\n", encoding="utf-8")
-    assert main(["surprisal", str(tmp_path / "b.tsv"), *model, "--word-column", "word"]) == 0
-    assert "without a token" not in capsys.readouterr().err
+    given = ("surprisal", tmp_path / "b.tsv", *model, "--word-column", "word")
+    assert "without a token" not in remarks(capsys, *given)
 
 
 def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):
@@ -666,11 +647,8 @@ def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatc
     (tmp_path / "a.tsv").write_text("\n".join(["item\tsentence\tday", *rows]), encoding="utf-8")
     objects = [json.dumps({"sentence": line, **({"day": k} if k > 60 else {})}) for k, line in enumerate(lines)]
     (tmp_path / "b.jsonl").write_text("\n".join(objects), encoding="utf-8")
-    words = [
-        ("item", "kind", "word"),
-        *((k, kind, w) for k in range(9) for kind in "ab" for w in "We ask peace".split()),
-    ]
-    (tmp_path / "w.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in words), encoding="utf-8")
+    words = [f"{k}\t{kind}\t{word}\n" for k in range(9) for kind in "ab" for word in "We ask peace".split()]
+    (tmp_path / "w.tsv").write_text("item\tkind\tword\n" + "".join(words), encoding="utf-8")
     trees = [f"(S {' '.join(f'(NP {word})' for word in line.split())})" if line else "" for line in lines]
     (tmp_path / "a.mrg").write_text("\n".join(trees), encoding="utf-8")
     out, given = ("--out", tmp_path / "out", "--overwrite"), ("--unknown-labels", "drop", "--trees", tmp_path / "a.mrg")
@@ -712,8 +690,7 @@ def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatc
     message = fail(capsys, "surprisal", tmp_path / "w.tsv", "--model", models["gpt2"], "--word-column", "word")
     assert "row 5: item '1' has rows elsewhere" in message
     command = ["surprisal", tmp_path / "b.jsonl", "--model", models["gpt2"], "--out", tmp_path / "c.tsv"]
-    assert main(list(map(str, command))) == 0
-    assert "column 'day' is left out: 9 of 70 texts have it, but not the first" in capsys.readouterr().err
+    assert "column 'day' is left out: 9 of 70 texts have it, but not the first" in remarks(capsys, *command)
     assert "day" not in read_tsv(tmp_path / "c.tsv")[0]
 
 
@@ -758,13 +735,10 @@ def test_ordinary_prose_is_read_as_the_treebank_writes_it(models, tmp_path, caps
     path = tmp_path / "texts.txt"
     path.write_text("We for (the) “Union;” America!\n", encoding="utf-8")
     command = ["surprisal", str(path), "--model", models["rnng"], "--tokenize", "ptb"]
-    assert main([*command, "--out", str(tmp_path / "a.tsv")]) == 0
-    rows = read_tsv(tmp_path / "a.tsv")
+    said, rows = remarks(capsys, *command, "--out", tmp_path / "a.tsv"), read_tsv(tmp_path / "a.tsv")
     assert [row["word"] for row in rows] == "We for (the) “Union;” America!".split()
-    assert [row["oov"] for row in rows] == ["0"] * 5
-    assert "unknown" not in capsys.readouterr().err
-    assert main(["parse", *command[1:]]) == 0
-    tree = capsys.readouterr().out
+    assert [row["oov"] for row in rows] == ["0"] * 5 and "unknown" not in said
+    tree = run(capsys, "parse", *command[1:])
     assert tree.replace("(", " ").replace(")", " ").split()[-2:] == ["Union", "America"]
     # Evaluations read the same: a final word with its punctuation is not an unknown word.
     pairs = tmp_path / "pairs.tsv"
@@ -802,7 +776,7 @@ def test_evaluate_syntaxgym_with_items(models, tmp_path, capsys):
     for row in rows:
         value = surprisals_of(expected[int(row["item"]) - 1])[row["condition"], int(row["region"])]
         assert float(row["surprisal_bits"]) == pytest.approx(value, abs=1e-4)
-    assert main(command) == 2 and "items.tsv exists" in capsys.readouterr().err
+    assert "items.tsv exists" in fail(capsys, *command)
     assert "suite own_agreement" in json.loads(out.read_text())["scores"]
 
 

@@ -18,7 +18,7 @@ from hf_synlm.hub.checkpoint import check_complete
 from hf_synlm.hub.export import export_model
 from hf_synlm.training.arguments.finetuning import ModelArguments
 from hf_synlm.training.tasks.finetuning import FineTuning
-from tests.helpers.commands import fail, run
+from tests.helpers.commands import fail, remarks, run
 from tests.helpers.goldens import read_case
 from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import ARCHITECTURES, model_and_tokenizer, small_gpst
@@ -119,8 +119,7 @@ def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsy
     # Trees go on to `draw`, here and through standard input.
     drawing = run(capsys, *common, *given, "--format", "tree")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(brackets.encode())))
-    drawn = run(capsys, "draw", "-")
-    assert drawn.splitlines()[0] in drawing.splitlines()
+    assert run(capsys, "draw", "-").splitlines()[0] in drawing.splitlines()
 
 
 def test_generate_options(saved_models: Path, capsys):
@@ -146,8 +145,8 @@ def test_generate_options(saved_models: Path, capsys):
     assert "Leave one of the two out" in fail(capsys, *gpt2, __file__)
     assert "is a folder or a device" in fail(capsys, *gpt2, "--out", saved_models)
     card = str(Path(__file__).parents[2] / "model_cards" / "palm-s-tiny")
-    assert main(["generate", "--device", "cpu", "--prompt", "the people of this country", "--model", card]) == 0
-    assert "texts without new words: 1 of 1" in capsys.readouterr().err
+    said = remarks(capsys, "generate", "--device", "cpu", "--prompt", "the people of this country", "--model", card)
+    assert "texts without new words: 1 of 1" in said
 
 
 @pytest.mark.parametrize("name", ["gpst", "gpt2"])
@@ -218,8 +217,7 @@ def test_export(small: Path, tmp_path: Path, capsys):
     (tmp_path / "bad.yaml").write_text("a: [\n")
     out = tmp_path / "out"
     run(capsys, "export", small, "--out", out, "--facts", tmp_path / "card.json", "--dtype", "bfloat16")
-    loaded = GPSTForCausalLM.from_pretrained(out)
-    assert loaded.dtype == torch.bfloat16
+    assert GPSTForCausalLM.from_pretrained(out).dtype == torch.bfloat16
     assert all((out / file.name).read_bytes() == file.read_bytes() for file in small.glob("*.py"))
     data = ModelCard.load(out / "README.md").data
     assert data.license == "cc0-1.0" and data.datasets == ["org/sotu"] and "custom_code" in data.tags

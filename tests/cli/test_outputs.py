@@ -90,8 +90,7 @@ def _without_tokenizer(folder: Path) -> str:
 
 def _with_null(folder: Path) -> str:
     file = folder / "config.json"
-    values = json.loads(file.read_text())
-    file.write_text(json.dumps({**values, "hidden_size": None}))
+    file.write_text(json.dumps({**json.loads(file.read_text()), "hidden_size": None}))
     return "Field 'hidden_size' expected int, got NoneType (value: None)"
 
 
@@ -119,5 +118,7 @@ def test_locks_end_with_the_command(tmp_path: Path) -> None:
 def test_a_beam_for_a_model_without_search_is_refused(command, tmp_path: Path, capsys, saved_models: Path) -> None:
     write_text(tmp_path / "a.txt", "the dog\n")
     options = (tmp_path / "a.txt", "--model", saved_models / "on_lstm", "--num-beams", 5)
-    message = "--num-beams: ONLSTMForCausalLM has no beam of trees. Leave --num-beams out."
-    assert fail(capsys, *command, *options) == message
+    assert (
+        fail(capsys, *command, *options)
+        == "--num-beams: ONLSTMForCausalLM has no beam of trees. Leave --num-beams out."
+    )

@@ -30,7 +30,7 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.training.arguments.command_lines import COMMAND_LINES
 from hf_synlm.trees.spans import right_branching, spans_to_brackets
 from hf_synlm.viz import posteriors
-from tests.helpers.commands import fail, run
+from tests.helpers.commands import fail, remarks, run
 from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import model_and_tokenizer
 
@@ -138,8 +138,7 @@ def test_lines_of_several_sentences(saved_models, files, capsys):
     (files / "long.txt").write_text(f"{long}\n\nWe ask. So we ask!\n", encoding="utf-8")
     model = ("--model", saved_models / "on_lstm")
     for command in (["parse"], ["surprisal"], ["evaluate", "perplexity"]):
-        assert main([*command, str(files / "long.txt"), *map(str, model)]) == 0
-        said = capsys.readouterr().err
+        said = remarks(capsys, *command, files / "long.txt", *model)
         assert "1 of 2 texts has more than 100 words" in said and "--split-sentences" in said
         assert main([*command, str(files / "long.txt"), *map(str, model), "--split-sentences"]) == 0
         done = capsys.readouterr()
@@ -164,9 +163,8 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "would overwrite an input" in fail(capsys, *command, "--out", files / "in.txt")
     assert "--parse-option foo. Write NAME=VALUE" in fail(capsys, *command, "--parse-option", "foo")
     for many in (("--num-trees", 2), ("--parse-option", "num_return_sequences=2")):
-        assert "--format latex shows one tree of a sentence, not 2" in fail(
-            capsys, *command, *many, "--format", "latex"
-        )
+        message = fail(capsys, *command, *many, "--format", "latex")
+        assert "--format latex shows one tree of a sentence, not 2" in message
     twice = ("--num-beams", 2, "--parse-option", "num_beams=3")
     assert "num_beams=3: the command has its own option for num_beams" in fail(capsys, *command, *twice)
     assert "a picture of every sentence. Name a folder" in fail(capsys, *command, "--format", "svg")
@@ -184,25 +182,25 @@ def test_wrong_input_of_parse_and_draw(saved_models, files, capsys):
     assert "trees.json:1: this is not a parsed sentence" in fail(capsys, "draw", files / "trees.json")
 
 
-@pytest.mark.parametrize(
-    ("lines", "style"),
-    [
-        (["((the cat) sleeps)"], "unlabeled"), (["(I (ask (for peace)))"], "unlabeled"), (["(a b)"], "unlabeled"),
-        (["((the cat) (sat down))"], "unlabeled"), (["(S (NP We) (VP sleep))"], "labeled"),
-        (["(S We (VP ask))"], "labeled"), (["( (S (NP (PRP We)) (VP (VBP ask)) (. .)) )"], "treebank"),
-        (["(S (PRP We) (VP (VBP ask)))"], "treebank"), (['{"words": ["A"]}'], "labeled"),
-        (["(狗 (吃 (小 鱼)))", "(我 (看 书))"], "unlabeled"), (["((小 狗) (在 (院子 里)))"], "unlabeled"),
-        (["(I (SAW (THE DOG)))"], "unlabeled"), (["(1 (2 (3 4)))"], "unlabeled"), (["((كلب قرأ) كتاب)"], "unlabeled"),
-        (["(nsubj (det the) cat)", "(root (nsubj she) runs)"], "labeled"), (["(句 狗 (名 吃 鱼))"], "labeled"),
-        (["(X (X a) (X b))"], "labeled"), (["(S (X 狗) (VP 吃 (NP 鱼)))"], "labeled"), (["(S (NP We) .)"], "labeled"),
-        (["(sentence (sn (spec (da0ms0 El)) (grup.nom (ncms000 perro))) (grup.verb (vmip3s0 ladra)))"], "treebank"),
-        (["(IP (NP (NR 小明)) (PU ，) (VP (VV 看) (NP (NN 书) (PU 、) (NN 报))) (PU 。))"], "treebank"),
-        (["(NOUNP (ADP Im) (ADJ alten) (NOUN Garten))"], "treebank"), (["( (NP (NN dog)) )"], "treebank"),
-        (["(VERBP (NOUNP (ART das) (NN Haus)) (VVFIN steht) ($. .))"], "treebank"),
-        (["( (NP (DT the) (NN cat)) (VP (VBD sat)) (. .))"], "treebank"),
-        (["( (IP-MAT (NP-SBJ (PRO-N hann)) (VBDI svaf)) (ID FAKE,1.2))"], "treebank"),
-    ],
-)  # fmt: skip
+STYLES = [
+    (["((the cat) sleeps)"], "unlabeled"), (["(I (ask (for peace)))"], "unlabeled"), (["(a b)"], "unlabeled"),
+    (["((the cat) (sat down))"], "unlabeled"), (["(S (NP We) (VP sleep))"], "labeled"),
+    (["(S We (VP ask))"], "labeled"), (["( (S (NP (PRP We)) (VP (VBP ask)) (. .)) )"], "treebank"),
+    (["(S (PRP We) (VP (VBP ask)))"], "treebank"), (['{"words": ["A"]}'], "labeled"),
+    (["(狗 (吃 (小 鱼)))", "(我 (看 书))"], "unlabeled"), (["((小 狗) (在 (院子 里)))"], "unlabeled"),
+    (["(I (SAW (THE DOG)))"], "unlabeled"), (["(1 (2 (3 4)))"], "unlabeled"), (["((كلب قرأ) كتاب)"], "unlabeled"),
+    (["(nsubj (det the) cat)", "(root (nsubj she) runs)"], "labeled"), (["(句 狗 (名 吃 鱼))"], "labeled"),
+    (["(X (X a) (X b))"], "labeled"), (["(S (X 狗) (VP 吃 (NP 鱼)))"], "labeled"), (["(S (NP We) .)"], "labeled"),
+    (["(sentence (sn (spec (da0ms0 El)) (grup.nom (ncms000 perro))) (grup.verb (vmip3s0 ladra)))"], "treebank"),
+    (["(IP (NP (NR 小明)) (PU ，) (VP (VV 看) (NP (NN 书) (PU 、) (NN 报))) (PU 。))"], "treebank"),
+    (["(NOUNP (ADP Im) (ADJ alten) (NOUN Garten))"], "treebank"), (["( (NP (NN dog)) )"], "treebank"),
+    (["(VERBP (NOUNP (ART das) (NN Haus)) (VVFIN steht) ($. .))"], "treebank"),
+    (["( (NP (DT the) (NN cat)) (VP (VBD sat)) (. .))"], "treebank"),
+    (["( (IP-MAT (NP-SBJ (PRO-N hann)) (VBDI svaf)) (ID FAKE,1.2))"], "treebank"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "style"), STYLES)
 def test_labels_are_told_from_words_in_any_language(lines, style):
     for given in (lines, [*lines, "", *lines]):
         assert guess_style(given)[0] == style
@@ -212,8 +210,7 @@ def test_a_guess_is_said_and_an_error_names_the_style(files, capsys):
     trees = files / "trees.txt"
     for text, guess in (("(狗 (吃 鱼))\n", "unlabeled"), ("(sn (det la) (n casa))\n", "treebank")):
         trees.write_text(text, encoding="utf-8")
-        assert main(["draw", str(trees)]) == 0
-        said = capsys.readouterr().err
+        said = remarks(capsys, "draw", trees)
         assert said.count("--tree-style") == 1 and f"read as {guess}" in said
         assert main(["draw", str(trees), "--tree-style", guess]) == 0 and not capsys.readouterr().err
     for text in ("(S (NP the cat) (VP sleeps))\n", "((小 狗) 叫)\n", GOLD):
@@ -227,19 +224,18 @@ def test_a_guess_is_said_and_an_error_names_the_style(files, capsys):
     assert "trees.txt:1: the word '狗'" not in message and "read as treebank" in message and "<text>" not in message
 
 
-@pytest.mark.parametrize(
-    ("labels", "lines"),
-    [
-        (("S",), ["(S  狗)", "", "鱼"]),  # as unlabeled, two words
-        (("NN", "S"), ["(S  (NN 狗) (NN 吃))"]),  # as a treebank, without constituents
-        (("NP", "S"), ["(S (NP 狗) (NP 吃))"]),
-        (None, ["(狗 (吃 鱼))", "", "鱼"]),
-    ],
-)
+WRITTEN = [
+    (("S",), ["(S  狗)", "", "鱼"]),  # as unlabeled, two words
+    (("NN", "S"), ["(S  (NN 狗) (NN 吃))"]),  # as a treebank, without constituents
+    (("NP", "S"), ["(S (NP 狗) (NP 吃))"]),
+    (None, ["(狗 (吃 鱼))", "", "鱼"]),
+]
+
+
+@pytest.mark.parametrize(("labels", "lines"), WRITTEN)
 def test_written_trees_are_read_as_they_were_meant(labels, lines):
     style = "labeled" if labels else "unlabeled"
-    parsed = parses_of_lines(lines, style)
-    assert lines_of_parses(parsed) == lines and guess_style(lines)[0] == style
+    assert lines_of_parses(parses_of_lines(lines, style)) == lines and guess_style(lines)[0] == style
 
 
 def test_trees_of_several_lines(files, capsys):
@@ -280,8 +276,7 @@ def test_dependencies_are_drawn_as_constituents(files, capsys):
     lines += [f"{k}\t{word}\t_\t{tag}\t_\t_\t{head}\tdep\t_\t_" for k, (word, tag, head) in enumerate(rows, 1)]
     for name in ("trees.conllu", "trees.txt"):
         (files / name).write_text("\n".join(lines) + "\n\n", encoding="utf-8")
-        drawn = run(capsys, "draw", files / name, "--format", "brackets")
-        assert drawn == "(VERBP We ask (NOUNP for peace))\n"
+        assert run(capsys, "draw", files / name, "--format", "brackets") == "(VERBP We ask (NOUNP for peace))\n"
     command = ("evaluate", "parsing", "--treebank", files / "trees.txt", "--punctuation", "keep", "--trees")
     assert "| f1 | 100.0" in run(capsys, *command, files / "trees.conllu")
     assert "| f1 | 100.0" in run(capsys, *command, files / "trees.conllu", "--convention", "evalb")
@@ -345,11 +340,9 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
     ]
     # The first trees of a longer file; sentences that another convention left out are missed aloud.
     few = ("--treebank", sample_path("trees.test.txt"), "--limit", 5)
-    argv = ["evaluate", "parsing", *few, "--trees", files / "rnng.mrg"]
-    assert main(list(map(str, argv))) == 0
-    said = capsys.readouterr()
+    said = remarks(capsys, "evaluate", "parsing", *few, "--trees", files / "rnng.mrg")
     missing = sum(not line for line in (files / "rnng.mrg").read_text().splitlines()[:5])
-    assert 0 < missing < 5 and f"rnng.mrg has no tree for {missing} of 5 sentences" in said.err
+    assert 0 < missing < 5 and f"rnng.mrg has no tree for {missing} of 5 sentences" in said
     # A picture shows right-branching trees beside the scores, and never mixes conventions.
     plot = ("evaluate", "plot", files / "on_lstm.json", "--out", files / "f1.svg")
     run(capsys, *plot)
@@ -363,9 +356,8 @@ def test_saved_trees_score_alike_and_compare(saved_models, files, capsys):
     run(capsys, "evaluate", "parsing", *bank, *trees)
     message = fail(capsys, *plot, other, "--overwrite")
     assert "results with different rules cannot be compared: convention is 'gpst" in message
-    assert "--save-trees would only copy --trees" in fail(
-        capsys, "evaluate", "parsing", *bank, "--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg"
-    )
+    copied = ("--trees", files / "rnng.mrg", "--save-trees", files / "again.mrg")
+    assert "--save-trees would only copy --trees" in fail(capsys, "evaluate", "parsing", *bank, *copied)
     assert "--model a is given 2 times" in fail(capsys, "evaluate", "parsing", *bank, "--model", "a", "--model", "a")
 
 
@@ -555,7 +547,7 @@ def test_styles_that_are_guesses_are_said(files, capsys):
     for encoding in ("utf-8", "latin-1"):
         trees.write_text("(S (NP Bäume) (VP wachsen))\n", encoding=encoding)
         command = ["evaluate", "parsing", "--treebank", str(gold), "--trees", str(trees), "--encoding", "latin-1"]
-        assert main([*command, "--tree-style", "labeled"]) == 0 and "| f1 | 100" in capsys.readouterr().out
+        assert "| f1 | 100" in run(capsys, *command, "--tree-style", "labeled")
 
 
 def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypatch):
@@ -574,18 +566,15 @@ def test_a_table_of_models_by_conventions(saved_models, files, capsys, monkeypat
             single[f"{convention} {Path(name).name}"] = load_result(out).scores["f1"]
     right = {row["trees"]: row for row in load_result(out).tables.get("unlabeled F1 (%)", [])}
     assert not right  # of EVALB
-    loaded = []
-    pretrained = TextScorer.from_pretrained
-    monkeypatch.setattr(
-        TextScorer, "from_pretrained", lambda name, **how: loaded.append(name) or pretrained(name, **how)
-    )
+    loaded, pretrained = [], TextScorer.from_pretrained
+    noted = lambda name, **how: loaded.append(name) or pretrained(name, **how)  # noqa: E731
+    monkeypatch.setattr(TextScorer, "from_pretrained", noted)
     given = [word for name in names for word in ("--model", name)]
     given += [word for name in conventions for word in ("--convention", name)]
     command = ("evaluate", "parsing", *bank, *given, "--unlabeled")
     table = run(capsys, *command, "--out", files / "table.json")
-    assert loaded == names and table.startswith(
-        "# parsing by conventions: on_lstm, rnng\n\nunit percent, convention gpst: "
-    )
+    assert table.startswith("# parsing by conventions: on_lstm, rnng\n\nunit percent, convention gpst: ")
+    assert loaded == names
     result = load_result(files / "table.json")
     baselines = {key: value for key, value in result.scores.items() if key.endswith(" right branching")}
     assert result.scores == {**single, **baselines} and len(baselines) == 3
@@ -628,8 +617,7 @@ def test_a_table_of_models_without_labels_and_of_files(saved_models, files, caps
     said, result = capsys.readouterr(), load_result(out)
     assert f"evalb: {saved_models / 'on_lstm'} has no score, because its trees have no labels" in said.err
     assert "| on_lstm | distance |" in said.out
-    assert main(list(map(str, (*command, *models, "--convention", "evalb")))) == 0  # the score of RNNG is left
-    assert "| rnng |" in capsys.readouterr().out
+    assert "| rnng |" in run(capsys, *command, *models, "--convention", "evalb")  # the score of RNNG is left
     pair = ("--model", saved_models / "gpst", *models[:2])
     assert "no model gives trees with labels" in fail(capsys, *command, *pair, "--convention", "evalb")
     rows = result.tables["differences of sentence F1 (%)"]  # of means over sentences and over the corpus the same
@@ -658,9 +646,8 @@ def test_a_beam_is_for_the_models_that_have_one(words, saved_models, files, caps
     (files / "run").mkdir()
     (files / "run/model").symlink_to(saved_models / "on_lstm")
     command = [*words.split(), files / ("gold.mrg" if "treebank" in words else "in.txt"), "--num-beams", 2]
-    found = main(list(map(str, (*command, "--model", files / "run", "--model", saved_models / "rnng"))))
-    said = capsys.readouterr().err
-    assert found == 0 and f"--num-beams: no effect on {files / 'run/model'} (no beam of trees)" in said
+    said = remarks(capsys, *command, "--model", files / "run", "--model", saved_models / "rnng")
+    assert f"--num-beams: no effect on {files / 'run/model'} (no beam of trees)" in said
     assert (said + caplog.text).count("is the output folder of a training run") == 1
     refused = fail(capsys, *command, "--model", saved_models / "on_lstm", "--model", saved_models / "pcfg")
     assert "--num-beams: ONLSTMForCausalLM has no beam of trees" in refused
@@ -772,8 +759,8 @@ def test_remedies_for_trees_over_other_words_work(saved_models, files, capsys):
     for trees, more in ((none, ()), (typed, keep)):
         own.write_text(13 * trees, encoding="utf-8")
         table = (*command, "--trees", own, *evalb, "--convention", "gpst", "--convention", "palm", *more)
-        assert main([*map(str, table), "--out", str(files / "f1.json"), "--overwrite"]) == 0
-        assert f"no score by evalb: {own}: of 13 sentences" in capsys.readouterr().err
+        said = remarks(capsys, *table, "--out", files / "f1.json", "--overwrite")
+        assert f"no score by evalb: {own}: of 13 sentences" in said
         found = load_result(files / "f1.json").scores
         assert found["gpst own.mrg"] == found["palm own.mrg"] == 100 and "evalb own.mrg" not in found
     run(capsys, *command, "--trees", own, *evalb, "--limit", 1, *ignore)

@@ -50,8 +50,7 @@ def test_int8(name: str, tmp_path: Any) -> None:
     written = small.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False)
     assert written.shape[1] > 4
     small.save_pretrained(tmp_path / "int8")
-    again = load(tmp_path / "int8").eval()
-    assert torch.equal(scores(again, name), scores(small, name))
+    assert torch.equal(scores(load(tmp_path / "int8").eval(), name), scores(small, name))
 
 
 def test_layers_of_gpt2_stay_as_they_are(tmp_path: Any) -> None:

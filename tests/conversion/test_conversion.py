@@ -12,8 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_synlm.conversion import TOKENIZERS, convert_state_dict
-from hf_synlm.conversion.files import _REMEDIES as EXTRACTIONS
-from hf_synlm.conversion.files import convert_files, read_state_dict
+from hf_synlm.conversion.files import _REMEDIES as EXTRACTIONS, convert_files, read_state_dict
 from tests.helpers.goldens import read_case
 from tests.helpers.refusals import refused
 
@@ -24,17 +23,17 @@ def checkpoint():
     return state, meta
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s: s.pop("bos_embedding"), "bos_embedding"),
-        (lambda s: s.update(surprise=torch.zeros(1)), "surprise"),
-        (lambda s: s.pop("up_scale.weight"), "up_scale.bias"),
-        (lambda s: s["bos_embedding"].fill_(float("nan")), "bos_embedding"),
-        (lambda s: s.update(bos_embedding=torch.zeros(3)), r"bos_embedding is \(3,\)"),
-        (lambda s: s.update({"classifier.weight": s["classifier.weight"] + 1}), "ties them"),
-    ],
-)
+UNFIT = [
+    (lambda s: s.pop("bos_embedding"), "bos_embedding"),
+    (lambda s: s.update(surprise=torch.zeros(1)), "surprise"),
+    (lambda s: s.pop("up_scale.weight"), "up_scale.bias"),
+    (lambda s: s["bos_embedding"].fill_(float("nan")), "bos_embedding"),
+    (lambda s: s.update(bos_embedding=torch.zeros(3)), r"bos_embedding is \(3,\)"),
+    (lambda s: s.update({"classifier.weight": s["classifier.weight"] + 1}), "ties them"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), UNFIT)
 def test_checkpoints_that_do_not_fit(checkpoint, change, message):
     state, config = checkpoint
     change(state)
@@ -152,20 +151,20 @@ def test_every_tensor_of_rnng_arrives(rnng_checkpoint):
     assert convert_state_dict("rnng", {k: v.double() for k, v in state.items()}, meta).dtype == torch.float64
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s, c: s.update({"stack_rnn.linears.0.weight": torch.zeros(1)}), "without --fixed_stack"),
-        (lambda s, c: s.pop("emb.0.weight"), "model.embed_tokens.weight"),
-        (lambda s, c: s.pop("vocab_mlp.bias"), "lm_head.bias is missing"),
-        (lambda s, c: s["emb.0.weight"].add_(1), "ties them"),
-        (lambda s, c: c.pop("strategy"), "strategy"),
-        (lambda s, c: c.update(strategy="left_corner"), "left_corner"),
-        (lambda s, c: c.update(h_dim=7), "h_dim is 7"),
-        (lambda s, c: c.update(subword=True, vocabulary=["<pad>"] * 5), "vocabulary holds 5 tokens"),
-        (lambda s, c: c.update(subword=False, vocabulary=["<pad>"] * 5), "vocabulary holds 5 tokens"),
-    ],
-)
+UNFIT_RNNGS = [
+    (lambda s, c: s.update({"stack_rnn.linears.0.weight": torch.zeros(1)}), "without --fixed_stack"),
+    (lambda s, c: s.pop("emb.0.weight"), "model.embed_tokens.weight"),
+    (lambda s, c: s.pop("vocab_mlp.bias"), "lm_head.bias is missing"),
+    (lambda s, c: s["emb.0.weight"].add_(1), "ties them"),
+    (lambda s, c: c.pop("strategy"), "strategy"),
+    (lambda s, c: c.update(strategy="left_corner"), "left_corner"),
+    (lambda s, c: c.update(h_dim=7), "h_dim is 7"),
+    (lambda s, c: c.update(subword=True, vocabulary=["<pad>"] * 5), "vocabulary holds 5 tokens"),
+    (lambda s, c: c.update(subword=False, vocabulary=["<pad>"] * 5), "vocabulary holds 5 tokens"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), UNFIT_RNNGS)
 def test_rnng_checkpoints_that_do_not_fit(rnng_checkpoint, change, message):
     state, meta = rnng_checkpoint
     change(state, meta["config"])

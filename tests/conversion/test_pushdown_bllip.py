@@ -18,6 +18,7 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import num_model_tokens, train_bpe_tokenizer
 from hf_synlm.evaluation.text.words import encode_sentences
 from hf_synlm.training.engine.run import check_vocabulary
+from tests.helpers.commands import fail
 from tests.helpers.goldens import read_case
 from tests.helpers.refusals import refused
 
@@ -129,19 +130,19 @@ class Evil:
         return os.system, ("true",)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (pickle.dumps(Evil()), "system is not allowed"),
-        (pickled(["<pad>", "<eos>"], module="vocabulary", name="CharVocabulary"), "CharVocabulary is not allowed"),
-        (pickle.dumps({"words": {}}), "no attribute 'words'"),
-        (b"no pickle", "is not a vocab.pkl"),
-        (pickled(["<eos>", "<pad>"]), "begin with <pad> .0."),
-        (pickled(["<pad>", "a"]), "contain <eos>"),
-        (pickled(["<pad>", "<eos>", "</s>"]), "another vocabulary"),
-        (pickled(["<pad>", "<eos>", 3]), "another vocabulary"),  # type: ignore[list-item]
-    ],
-)
+OTHER_PICKLES = [
+    (pickle.dumps(Evil()), "system is not allowed"),
+    (pickled(["<pad>", "<eos>"], module="vocabulary", name="CharVocabulary"), "CharVocabulary is not allowed"),
+    (pickle.dumps({"words": {}}), "no attribute 'words'"),
+    (b"no pickle", "is not a vocab.pkl"),
+    (pickled(["<eos>", "<pad>"]), "begin with <pad> .0."),
+    (pickled(["<pad>", "a"]), "contain <eos>"),
+    (pickled(["<pad>", "<eos>", "</s>"]), "another vocabulary"),
+    (pickled(["<pad>", "<eos>", 3]), "another vocabulary"),  # type: ignore[list-item]
+]
+
+
+@pytest.mark.parametrize(("content", "message"), OTHER_PICKLES)
 def test_other_pickles_are_refused(content: bytes, message: str, tmp_path: Path):
     (tmp_path / "vocab.pkl").write_bytes(content)
     refused(message, read_vocabulary, tmp_path / "vocab.pkl")
@@ -157,8 +158,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(pair: Path, gpt
     refused("vocab_size", convert_files, "pushdown", *files, gpt2, vocabulary=tmp_path / "vocab.pkl")
     with pytest.raises(ValueError, match="compose_keys_and_stack_info"):
         convert_files("pushdown", files[0], [tmp_path / "config.json"], files[2], gpt2, vocabulary=pair / "vocab.pkl")
-    assert main(["convert", "pushdown", "--weights", str(files[0]), "--out", str(files[2])]) == 2
-    assert "--vocabulary" in capsys.readouterr().err
+    assert "--vocabulary" in fail(capsys, "convert", "pushdown", "--weights", files[0], "--out", files[2])
     assert not files[2].exists()
     with pytest.raises(ValueError, match="which would be lost"):  # the vocabulary lies in the folder that is replaced
         convert_files("pushdown", files[0], [], tmp_path, gpt2, overwrite=True, vocabulary=tmp_path / "vocab.pkl")

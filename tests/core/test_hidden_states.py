@@ -94,8 +94,7 @@ def test_gradients_of_the_lower_layers_of_a_stack(name):
 
 def test_gpst_states_follow_each_other():
     model = build("gpst", "Model", num_type_layers=2)
-    inputs = batch("gpst")
-    output = model(**inputs, output_hidden_states=True, output_structure=True)
+    output = model(**batch("gpst"), output_hidden_states=True, output_structure=True)
     slots = output.structure.sequence.token_slots[:, 1:]
     torch.testing.assert_close(output.hidden_states[0], output.structure.sequence.inputs.flatten(0, 1)[slots])
     torch.testing.assert_close(output.hidden_states[2], output.type_hidden_state.flatten(0, 1)[slots])
@@ -112,8 +111,7 @@ def test_attention_weights(name, kind):
     if name == "gpst":
         model.set_attn_implementation("eager")
     attentions = model(**inputs, output_attentions=True).attentions
-    count = {"gpst": 3, "palm": 1}.get(name, 3)
-    assert isinstance(attentions, tuple) and len(attentions) == count
+    assert isinstance(attentions, tuple) and len(attentions) == {"gpst": 3, "palm": 1}.get(name, 3)
     mask = inputs["attention_mask"].bool()
     for weights in attentions:
         if name == "gpst":

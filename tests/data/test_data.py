@@ -62,26 +62,26 @@ def test_layout_of_the_file_is_free(tmp_path):
     assert [s.source for s in sentences] == [f"{file}:1", f"{file}:2", f"{file}:4"]
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "words", "labeled_spans"),
-    [
-        ("(S (NP-SBJ=1 (NN-X a)) (PRT|ADVP (RP b)))", {}, "a/NN b/RP", "NP 0 1, PRT 1 2, S 0 2"),
-        ("(S (NP-SBJ=1 (NN a)) (VP (B b)))", {"keep_functions": True}, "a/NN b/B", "NP-SBJ=1 0 1, VP 1 2, S 0 2"),
-        # Wrappers go, unless they are the only constituent over the whole sentence.
-        *((wrapper.format("(S (A a) (B b))"), {}, "a/A b/B", "S 0 2")
-          for wrapper in ("( {} )", "(TOP {})", "(ROOT {})", "(S1 {})", "( (TOP {}))", "{}")),
-        ("( (NP (A a) (B b)) (. .))", {}, "a/A b/B ./.", "NP 0 2, ROOT 0 3"),
-        ("( (NP (A a)) (VP (-NONE- *)) )", {}, "a/A", "NP 0 1"),
-        ("( (A a) (B b) )", {}, "a/A b/B", "ROOT 0 2"),
-        ("(TOP (A a) (B b) )", {}, "a/A b/B", "TOP 0 2"),
-        ("(A a)", {}, "a/A", "ROOT 0 1"),
-        ("( (A a) )", {}, "a/A", "ROOT 0 1"),
-        ("(TOP (A a) (-NONE- *))", {}, "a/A", "TOP 0 1"),
-        ("(S (VP (V (X go) (Y on))))", {}, "go/X on/Y", "V 0 2, VP 0 2, S 0 2"),
-        ("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))", {}, "-LRB-/-LRB- x/NN -RRB-/-RRB-", "PRN 0 3"),
-        ("(NP (NN New York) (NN x))", {"split_leaves": True}, "New/NN York/NN x/NN", "NP 0 3"),
-    ],
-)  # fmt: skip
+CLEANED = [
+    ("(S (NP-SBJ=1 (NN-X a)) (PRT|ADVP (RP b)))", {}, "a/NN b/RP", "NP 0 1, PRT 1 2, S 0 2"),
+    ("(S (NP-SBJ=1 (NN a)) (VP (B b)))", {"keep_functions": True}, "a/NN b/B", "NP-SBJ=1 0 1, VP 1 2, S 0 2"),
+    # Wrappers go, unless they are the only constituent over the whole sentence.
+    *((wrapper.format("(S (A a) (B b))"), {}, "a/A b/B", "S 0 2")
+      for wrapper in ("( {} )", "(TOP {})", "(ROOT {})", "(S1 {})", "( (TOP {}))", "{}")),
+    ("( (NP (A a) (B b)) (. .))", {}, "a/A b/B ./.", "NP 0 2, ROOT 0 3"),
+    ("( (NP (A a)) (VP (-NONE- *)) )", {}, "a/A", "NP 0 1"),
+    ("( (A a) (B b) )", {}, "a/A b/B", "ROOT 0 2"),
+    ("(TOP (A a) (B b) )", {}, "a/A b/B", "TOP 0 2"),
+    ("(A a)", {}, "a/A", "ROOT 0 1"),
+    ("( (A a) )", {}, "a/A", "ROOT 0 1"),
+    ("(TOP (A a) (-NONE- *))", {}, "a/A", "TOP 0 1"),
+    ("(S (VP (V (X go) (Y on))))", {}, "go/X on/Y", "V 0 2, VP 0 2, S 0 2"),
+    ("(PRN (-LRB- -LRB-) (NN x) (-RRB- -RRB-))", {}, "-LRB-/-LRB- x/NN -RRB-/-RRB-", "PRN 0 3"),
+    ("(NP (NN New York) (NN x))", {"split_leaves": True}, "New/NN York/NN x/NN", "NP 0 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "options", "words", "labeled_spans"), CLEANED)
 def test_trees_are_cleaned(text, options, words, labeled_spans):
     (sentence,) = parse(text, **options)
     assert " ".join(f"{word}/{tag}" for word, tag in zip(sentence.words, sentence.tags, strict=True)) == words
@@ -99,16 +99,16 @@ def test_dropping_punctuation():
     assert len(WORD_TAGS) == 36
 
 
-@pytest.mark.parametrize(
-    ("words", "kept"),
-    [
-        (". , ; ? ! - -- ... `` '' ' % & # $ -LRB- 3.5 U.S. n't '", "' % & # $ 3.5 U.S. n't '"),
-        ("§§ ** ~ < | ´ \\/ != …… ——", "§§ ** \\/ !="),
-        ("« oui » – non … ¿ qué ? ‚so‘ “ ” ' ’", "oui non qué ‚so‘ ' ’"),
-        ("太郎 。 、 「 本 」 ・ ！ ５％ ％", "太郎 本 ５％ ％"),
-        ("كتاب ، ؛ ؟ राम । ॥ שלום ־ שלום", "كتاب राम שלום שלום"),
-    ],
-)
+SCRIPTS = [
+    (". , ; ? ! - -- ... `` '' ' % & # $ -LRB- 3.5 U.S. n't '", "' % & # $ 3.5 U.S. n't '"),
+    ("§§ ** ~ < | ´ \\/ != …… ——", "§§ ** \\/ !="),
+    ("« oui » – non … ¿ qué ? ‚so‘ “ ” ' ’", "oui non qué ‚so‘ ' ’"),
+    ("太郎 。 、 「 本 」 ・ ！ ５％ ％", "太郎 本 ５％ ％"),
+    ("كتاب ، ؛ ؟ राम । ॥ שלום ־ שלום", "كتاب राम שלום שלום"),
+]
+
+
+@pytest.mark.parametrize(("words", "kept"), SCRIPTS)
 def test_punctuation_by_form_is_that_of_every_script(words, kept):
     found = keep_words(words.split(), ["X"] * len(words.split()), "form")
     assert [word for word, keep in zip(words.split(), found, strict=True) if keep] == kept.split()
@@ -279,14 +279,14 @@ def test_collating_contexts_of_one_sentence():
     assert "word_ends" not in batch
 
 
-@pytest.mark.parametrize(
-    "offsets",
-    [
-        [(0, 2), (2, 5), (5, 7), (7, 8), (8, 12)],  # the space belongs to the token
-        [(0, 2), (2, 5), (6, 7), (7, 8), (9, 12)],  # it does not
-        [(0, 2), (2, 5), (6, 6), (6, 8), (9, 12)],  # a token that is only the space, trimmed to nothing
-    ],
-)
+OFFSETS = [
+    [(0, 2), (2, 5), (5, 7), (7, 8), (8, 12)],  # the space belongs to the token
+    [(0, 2), (2, 5), (6, 7), (7, 8), (9, 12)],  # it does not
+    [(0, 2), (2, 5), (6, 6), (6, 8), (9, 12)],  # a token that is only the space, trimmed to nothing
+]
+
+
+@pytest.mark.parametrize("offsets", OFFSETS)
 def test_word_ends_from_offsets(offsets):
     assert word_ends_from_offsets(offsets, ["fruit", "of", "fly"]) == [False, True, False, True, True]
 
@@ -324,9 +324,8 @@ def test_treebank_command(tmp_path, capsys):
     ]
     facts = json.loads((tmp_path / "out.txt.meta.json").read_text())
     assert (facts["trees"], facts["words"], facts["left_out"]) == (3, 11, {"no words": 1, "no words left": 1})
-    assert [len(facts[name]) for name in ("inputs", "output")] == [3, 1] and facts["command"].startswith(
-        "synlm treebank"
-    )
+    assert [len(facts[name]) for name in ("inputs", "output")] == [3, 1]
+    assert facts["command"].startswith("synlm treebank")
     printed = capsys.readouterr().err
     assert all(f"1 left out ({why})" in printed for why in ("no words", "no words left"))
     assert main([*command, "--words", "ptb-concat", "--max-words", "4", "--overwrite"]) == 0

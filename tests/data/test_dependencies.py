@@ -20,7 +20,7 @@ from hf_synlm.training.arguments.text import StreamDataArguments, read_trees
 from hf_synlm.training.arguments.treebank import TreeDataArguments
 from hf_synlm.training.tasks.tree_batches import load_trees, row_to_sentence
 from hf_synlm.trees.spans import validate_spans
-from tests.helpers.commands import fail
+from tests.helpers.commands import fail, run as run_command
 from tests.helpers.refusals import refused
 
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens" / "dependencies"
@@ -56,8 +56,7 @@ def test_malformed_files_are_refused_by_line(name: str, tmp_path: Path, caplog):
     assert told == f"{path}:{MALFORMED[name]['error']}"
     if not remedy:
         return
-    found = read_conllu(path, invalid="skip")
-    assert len(found) == MALFORMED[name]["text"].strip().count("\n\n")
+    assert len(read_conllu(path, invalid="skip")) == MALFORMED[name]["text"].strip().count("\n\n")
     assert "their dependencies form no tree: 1 sentence," in caplog.text
 
 
@@ -124,8 +123,7 @@ def test_the_command_writes_trees_that_every_program_reads(tmp_path: Path, capsy
     assert found == TREES["de.flat.upos.surface.keep"]
     removed = ["treebank", str(GOLDENS / "ja.conllu"), "--punctuation", "remove", "--out", str(tmp_path / "ja.mrg")]
     assert main(removed) == 0
-    written = (tmp_path / "ja.mrg").read_text(encoding="utf-8").splitlines()
-    assert written == TREES["ja.flat.upos.surface.remove"]
+    assert (tmp_path / "ja.mrg").read_text(encoding="utf-8").splitlines() == TREES["ja.flat.upos.surface.remove"]
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path, capsys):
@@ -172,8 +170,7 @@ def test_what_files_hold_beside_universal_dependencies(tmp_path: Path, capsys):
 
 def test_evalb_removes_punctuation():
     (gold,) = parse_treebank(["(VERBP (NOUNP (DET the) (NOUN cat)) (PUNCT ,) (VERB sleeps) (PUNCT .))"])
-    scores = labeled_f1([(["NOUNP", "VERBP"], [(0, 3), (0, 5)])], [gold])
-    assert scores.overall.f1 == 1
+    assert labeled_f1([(["NOUNP", "VERBP"], [(0, 3), (0, 5)])], [gold]).overall.f1 == 1
 
 
 def test_pipes_are_read_once(tmp_path: Path):
@@ -183,8 +180,7 @@ def test_pipes_are_read_once(tmp_path: Path):
         os.mkfifo(pipe)
         writer = threading.Thread(target=lambda: pipe.write_text(text, encoding="utf-8"), daemon=True)  # noqa: B023
         writer.start()
-        number = len(list(read_treebank(pipe)))
-        assert number == (3000 if text is trees else 900)
+        assert len(list(read_treebank(pipe))) == (3000 if text is trees else 900)
         pipe.unlink()
 
 
@@ -210,9 +206,8 @@ def test_programs_read_dependencies(tmp_path: Path, capsys):
     labels = json.loads((tmp_path / "run" / "model" / "config.json").read_text())["nonterminals"]
     assert {"root", "acl:relcl"} <= set(labels)
     capsys.readouterr()
-    model = str(tmp_path / "run" / "model")
-    assert main(["evaluate", "parsing", "--treebank", treebank, "--model", model, "--num-beams", "2"]) == 0
-    assert "punctuation removed before parsing" in capsys.readouterr().out
+    scored = ("evaluate", "parsing", "--treebank", treebank, "--model", tmp_path / "run" / "model", "--num-beams", 2)
+    assert "punctuation removed before parsing" in run_command(capsys, *scored)
     # Brackets have none of these options.
     brackets = tmp_path / "en.mrg"
     brackets.write_text("\n".join(TREES["en.flat.X.surface.keep"]), encoding="utf-8")

@@ -36,20 +36,20 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
 
 
-@pytest.mark.parametrize(
-    ("sentence", "tags", "expected"),
-    [
-        ("It 's late -LRB- again -RRB- .", "", "It's late (again)."),
-        ("`` I do n't know , '' he said .", "", '"I don\'t know," he said.'),
-        ('He said " no " .', "", 'He said "no".'),
-        ("the girls ' toys can not break -LRB-s-RRB-", "", "the girls' toys cannot break (s)"),
-        ("well - known words - all of them", "RB HYPH VBN NNS : DT IN PRP", "well-known words - all of them"),
-        ("pages 3 – 5 of 1\\/2 -- yes", "", "pages 3–5 of 1/2--yes"),
-        ("$ 5 and / or 10 %", "", "$5 and/or 10%"),
-        ("' Yes ' , he said", "`` UH '' , PRP VBD", "'Yes', he said"),
-        (". . .", "", "..."),
-    ],
-)
+SPELLED = [
+    ("It 's late -LRB- again -RRB- .", "", "It's late (again)."),
+    ("`` I do n't know , '' he said .", "", '"I don\'t know," he said.'),
+    ('He said " no " .', "", 'He said "no".'),
+    ("the girls ' toys can not break -LRB-s-RRB-", "", "the girls' toys cannot break (s)"),
+    ("well - known words - all of them", "RB HYPH VBN NNS : DT IN PRP", "well-known words - all of them"),
+    ("pages 3 – 5 of 1\\/2 -- yes", "", "pages 3–5 of 1/2--yes"),
+    ("$ 5 and / or 10 %", "", "$5 and/or 10%"),
+    ("' Yes ' , he said", "`` UH '' , PRP VBD", "'Yes', he said"),
+    (". . .", "", "..."),
+]
+
+
+@pytest.mark.parametrize(("sentence", "tags", "expected"), SPELLED)
 def test_treebank_words_become_text(sentence, tags, expected):
     assert natural(sentence, tags) == expected
 

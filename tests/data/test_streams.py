@@ -59,8 +59,7 @@ def test_gold_distances_of_words() -> None:
 
 
 def test_gold_distances_bring_the_tree_back() -> None:
-    distances = gold_distances(ROBOT, [True] * 8)
-    assert distances_to_spans(distances[:-1]) == binarize_spans(ROBOT, 8)
+    assert distances_to_spans(gold_distances(ROBOT, [True] * 8)[:-1]) == binarize_spans(ROBOT, 8)
 
 
 def test_gold_structure_of_pieces() -> None:
@@ -80,8 +79,7 @@ def test_gold_spans() -> None:
 
 # ---------------------------------------------------------------------------------------------- vocabularies
 def test_character_vocabulary(tmp_path: Path) -> None:
-    made = character_tokenizer(["a cab", "a <unk>", "\u00e9\n"], min_count=1)
-    made.save_pretrained(tmp_path)
+    character_tokenizer(["a cab", "a <unk>", "\u00e9\n"], min_count=1).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     for text in ("a cab", " a  b ", "<unk> e\n"):
         ids = loaded(text)["input_ids"]

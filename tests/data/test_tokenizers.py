@@ -9,8 +9,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from transformers import AutoTokenizer, GPT2Tokenizer
 
 from hf_synlm import GPSTConfig, SpanParserConfig
@@ -209,8 +208,7 @@ def test_pieces_make_the_round_trip(subwords, sample):
         assert sum(word_ends) == len(words)
         assert subwords.decode(ids) == "".join(f" {word}" for word in words)
     assert 1 < len(ids) / len(words) < 4
-    pieces = Counter(token.endswith(WORD_END) and len(token) > 1 for token in vocabulary)
-    assert pieces[True] > 100
+    assert sum(token.endswith(WORD_END) and len(token) > 1 for token in vocabulary) > 100
 
 
 def test_unknown_characters_do_not_end_words(subwords):
@@ -346,8 +344,7 @@ def test_wordpiece(wordpiece):
 def test_offsets_of_pieces_tile_the_words(wordpiece, subwords, bpe, parts):
     text = " ".join(parts)
     for tokenizer in (wordpiece, subwords, bpe):
-        encoding = tokenizer(text, return_offsets_mapping=True)
-        spans = encoding["offset_mapping"]
+        spans = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
         assert all(0 <= start <= end <= len(text) for start, end in spans)
         assert [start for start, _ in spans] == sorted(start for start, _ in spans)
         covered = {index for start, end in spans for index in range(start, end)}
@@ -373,8 +370,7 @@ def test_incomplete_tokenizers_are_completed_once(tmp_path):
     refused("no pad_token_id, cls_token_id, sep_token_id, reduce_token_id", tokenizers.special_token_ids, plain)
     plain.save_pretrained(tmp_path / "plain")
     completed = tokenizers.load_tokenizer(tmp_path / "plain")
-    expected = ["<|REDUCE|>", "<|pad|>", "<|CLS|>", "<|SEP|>"]
-    assert completed.convert_tokens_to_ids(expected) == [5, 6, 7, 8]
+    assert completed.convert_tokens_to_ids(["<|REDUCE|>", "<|pad|>", "<|CLS|>", "<|SEP|>"]) == [5, 6, 7, 8]
     completed.save_pretrained(tmp_path / "completed")
     again = tokenizers.load_tokenizer(tmp_path / "completed")
     assert again.get_vocab() == completed.get_vocab()
@@ -468,16 +464,14 @@ def test_configurations_take_the_special_tokens_of_a_tokenizer(name: str):
     found = config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id
     assert found == (len(tokenizer), begin, boundary, tokenizer.pad_token_id)
     if name == "gpst":
-        assert {
-            key: getattr(config, key) for key in tokenizers.special_token_ids(tokenizer)
-        } == tokenizers.special_token_ids(tokenizer)
+        special = tokenizers.special_token_ids(tokenizer)
+        assert {key: getattr(config, key) for key in special} == special
     refused(r"bos_token_id 99999.*from_tokenizer", type(config).from_tokenizer, tokenizer, **fields, bos_token_id=99999)
 
 
 def test_a_tokenizer_without_special_tokens_is_refused():
     plain = word_tokenizer([["we", "agree"]], end_token=True)
-    with pytest.raises(ValueError, match="no cls_token_id, sep_token_id, reduce_token_id. Load the tokenizer by"):
-        GPSTConfig.from_tokenizer(plain)
+    refused("no cls_token_id, sep_token_id, reduce_token_id. Load the tokenizer by", GPSTConfig.from_tokenizer, plain)
     framed = word_tokenizer([["we", "agree", "[CLS]", "[SEP]"]])
     framed.bos_token = framed.eos_token = None  # as BERT
     framed.cls_token, framed.sep_token = "[CLS]", "[SEP]"

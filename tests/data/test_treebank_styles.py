@@ -6,6 +6,7 @@ import pytest
 
 from hf_synlm.cli.app import main
 from hf_synlm.data.treebank import clean_label, parse_treebank, read_treebank, sentence_to_brackets
+from tests.helpers.commands import fail, run
 from tests.helpers.refusals import refused
 
 SWITCHBOARD = """*x*x*x*x*
@@ -66,18 +67,18 @@ def test_labels_and_their_function_tags() -> None:
     assert read(tree, label_separators="") == read(tree, keep_functions=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("(S (NP (PRP He)) (VP (VB said) (-LRB- () (NP (NN yes)) (-RRB- ))) (. .))", "He said -LRB- yes -RRB- ."),
-        (r"(S (VB said) (-LRB- \() (NP (NN yes)) (-RRB- \)) (. .))", "said -LRB- yes -RRB- ."),
-        ("(S (PUNCT () (NN a) ($( ()(X ($( ))))", "-LRB- a -LRB- -RRB-"),
-        ('(CS (S ($( ") (NP (ART Der)) ($, ,)))', '" Der ,'),
-        ("(S (VB like(d)) (PRP (s)he) (NN f(x)(y)))", "like-LRB-d-RRB- -LRB-s-RRB-he f-LRB-x-RRB--LRB-y-RRB-"),
-        ("(S (SYM \\) (NN a))", "\\ a"),
-        ("(S (NP (PRP\t(Dia))) (VP (VB (makan)) (NP (NN (nasi)))) (NP (*-1)) (S (0)) (Z (.)))", "Dia makan nasi ."),
-    ],
-)  # fmt: skip
+PARENTHESES = [
+    ("(S (NP (PRP He)) (VP (VB said) (-LRB- () (NP (NN yes)) (-RRB- ))) (. .))", "He said -LRB- yes -RRB- ."),
+    (r"(S (VB said) (-LRB- \() (NP (NN yes)) (-RRB- \)) (. .))", "said -LRB- yes -RRB- ."),
+    ("(S (PUNCT () (NN a) ($( ()(X ($( ))))", "-LRB- a -LRB- -RRB-"),
+    ('(CS (S ($( ") (NP (ART Der)) ($, ,)))', '" Der ,'),
+    ("(S (VB like(d)) (PRP (s)he) (NN f(x)(y)))", "like-LRB-d-RRB- -LRB-s-RRB-he f-LRB-x-RRB--LRB-y-RRB-"),
+    ("(S (SYM \\) (NN a))", "\\ a"),
+    ("(S (NP (PRP\t(Dia))) (VP (VB (makan)) (NP (NN (nasi)))) (NP (*-1)) (S (0)) (Z (.)))", "Dia makan nasi ."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words"), PARENTHESES)
 def test_parentheses_that_are_characters(text: str, words: str) -> None:
     (sentence,) = parse_treebank([text])
     assert sentence.words == tuple(words.split())
@@ -95,17 +96,17 @@ def test_other_parentheses_are_refused_with_advice() -> None:
     refuse("(NN ())", r"\(\) contains neither")
 
 
-@pytest.mark.parametrize(
-    ("text", "first", "second"),
-    [
-        ("(S (A a)\n(S (A b))\n(S (A c))))", 1, 2),
-        ("(S (A z))\n(S (A z))\n(S (A a)\n(NP (A b)))", 3, 4),
-        ("(S (A a)\n(NP (A b)))\n(S (A z))\n(S (A z))", 1, 2),
-        ("(S (A z))\n(ROOT (S (A a))\n  (ROOT (S (A b))))", 2, 3),
-        ("( (S (A a))\n( (S (A b))))", 1, 2),
-        ("(S\n  (A a)\n(S\n  (A b)))\n(S\n  (A c)))", 1, 3),
-    ],
-)
+MISSING_BRACKETS = [
+    ("(S (A a)\n(S (A b))\n(S (A c))))", 1, 2),
+    ("(S (A z))\n(S (A z))\n(S (A a)\n(NP (A b)))", 3, 4),
+    ("(S (A a)\n(NP (A b)))\n(S (A z))\n(S (A z))", 1, 2),
+    ("(S (A z))\n(ROOT (S (A a))\n  (ROOT (S (A b))))", 2, 3),
+    ("( (S (A a))\n( (S (A b))))", 1, 2),
+    ("(S\n  (A a)\n(S\n  (A b)))\n(S\n  (A c)))", 1, 3),
+]
+
+
+@pytest.mark.parametrize(("text", "first", "second"), MISSING_BRACKETS)
 def test_a_missing_bracket_does_not_merge_trees(text: str, first: int, second: int) -> None:
     refuse(text, f"(?s)(:{first}: .*never closed.*line {second}|:{second}: .*line {first}$)")
 
@@ -123,8 +124,8 @@ def test_only_white_space_of_ascii_separates_words(tmp_path: Path, capsys) -> No
     # Tokenizers split there.
     file = tmp_path / "a.mrg"
     file.write_text(f"{tree}\n", encoding="utf-8")
-    assert main(["evaluate", "perplexity", str(file), "--format", "treebank", "--model", "none"]) == 2
-    assert "a.mrg:1: word 0 is '1\\xa0000'" in capsys.readouterr().err
+    message = fail(capsys, "evaluate", "perplexity", file, "--format", "treebank", "--model", "none")
+    assert "a.mrg:1: word 0 is '1\\xa0000'" in message
 
 
 def test_commands_take_the_options(tmp_path: Path, capsys) -> None:
@@ -132,23 +133,20 @@ def test_commands_take_the_options(tmp_path: Path, capsys) -> None:
     file.write_text(SWITCHBOARD + "( (S (FW New York) (XX '')))\n", encoding="utf-8")
     ud.write_text("1\tGo\tgo\tVERB\t_\t_\t0\troot\t_\t_\n\n", encoding="utf-8")
     command = ["treebank", str(file), "--out", str(out)]
-    assert main(command) == 2 and "--split-leaves" in capsys.readouterr().err
+    assert "--split-leaves" in fail(capsys, *command)
     reading = ["--split-leaves", "--drop-tags", "-DFL- XX", "--drop-labels", "EDITED RM"]
     assert main([*command, *reading]) == 0
     assert out.read_text().split("\n")[1:] == ["(S (FW New) (FW York))", ""] and "EDITED" not in out.read_text()
-    assert main(["treebank", str(ud), "--out", str(out), "--overwrite", "--drop-tags", "X"]) == 2
-    assert "--drop-tags is for brackets" in capsys.readouterr().err
+    message = fail(capsys, "treebank", ud, "--out", out, "--overwrite", "--drop-tags", "X")
+    assert "--drop-tags is for brackets" in message
     refused(r"a.conllu holds dependencies, which have no option drop_tags", list, read_treebank(ud, drop_tags=["X"]))
     trees = tmp_path / "trees.txt"
     trees.write_text("(I (I mean))\n(New York)\n")
-    score = ["evaluate", "parsing", "--treebank", str(file), "--trees", str(trees), "--punctuation", "keep"]
-    assert main([*score, "--tree-style", "unlabeled", *reading]) == 0
-    assert "drop_tags ['-DFL-', 'XX']" in capsys.readouterr().out
-    text = ["evaluate", "perplexity", str(file), "--model", "none"]
-    assert main([*text, "--split-leaves"]) == 2 and "--split-leaves: this belongs to" in capsys.readouterr().err
-    assert (
-        main([*text, "--punctuation-by", "form"]) == 2 and "--punctuation-by: this belongs" in capsys.readouterr().err
-    )
+    score = ("evaluate", "parsing", "--treebank", file, "--trees", trees, "--punctuation", "keep")
+    assert "drop_tags ['-DFL-', 'XX']" in run(capsys, *score, "--tree-style", "unlabeled", *reading)
+    text = ("evaluate", "perplexity", file, "--model", "none")
+    assert "--split-leaves: this belongs to" in fail(capsys, *text, "--split-leaves")
+    assert "--punctuation-by: this belongs" in fail(capsys, *text, "--punctuation-by", "form")
 
 
 def test_brackets_at_the_margin_may_be_inside_of_trees(caplog: pytest.LogCaptureFixture) -> None:

@@ -101,15 +101,15 @@ def test_pairs_of_tables(tmp_path):
     assert blimp.read_pairs(tmp_path / "pairs.jsonl", group_column="kind")[0].group == "1.5"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "columns", "message"),
-    [
-        ("pairs.tsv", "good\tbad\nWe ask\t \n", {}, "'sentence_good'"),
-        ("pairs.tsv", "good\tbad\nWe ask\t \n", {"good_column": "good", "bad_column": "bad"}, "row 1 has an empty"),
-        ("pairs.txt", "We ask\n", {}, "pairs.txt"),
-        ("pairs.jsonl", '{"sentence_good": "a", "sentence_bad": "b"}', {"group_column": "UID"}, "'UID'"),
-    ],
-)
+BAD_FILES = [
+    ("pairs.tsv", "good\tbad\nWe ask\t \n", {}, "'sentence_good'"),
+    ("pairs.tsv", "good\tbad\nWe ask\t \n", {"good_column": "good", "bad_column": "bad"}, "row 1 has an empty"),
+    ("pairs.txt", "We ask\n", {}, "pairs.txt"),
+    ("pairs.jsonl", '{"sentence_good": "a", "sentence_bad": "b"}', {"group_column": "UID"}, "'UID'"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "columns", "message"), BAD_FILES)
 def test_bad_files_are_named(tmp_path, name, content, columns, message):
     (tmp_path / name).write_text(content, encoding="utf-8")
     refused(message, blimp.read_pairs, tmp_path / name, **columns)

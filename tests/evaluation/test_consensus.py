@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import hf_synlm
 from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
@@ -122,8 +121,7 @@ def test_labels_are_those_of_most_trees_with_the_span():
     assert found.brackets() == "(S (NP the cat) (VP sat down))"
     weighted = average_trees([run[0].hypotheses[0] for run in parses], [1, 1, 3])
     assert ParsedSentence(found.words, (weighted,)).brackets() == "(FRAG (X the cat) sat down)"
-    chain = read_parse("(S (VP (V go)))", "labeled")
-    assert average_parses({"a": [chain]})[0].brackets() == "(S (VP (V go)))"
+    assert average_parses({"a": [read_parse("(S (VP (V go)))", "labeled")]})[0].brackets() == "(S (VP (V go)))"
     # One tree without labels: the average has none, and is binary.
     mixed = average_parses({"a": parses[2], "b": [read_parse("((the cat) (sat down))")]})
     assert mixed[0].brackets() == "((the cat) (sat down))"

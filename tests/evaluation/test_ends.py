@@ -13,6 +13,7 @@ from hf_synlm.evaluation.text.scoring import TextScorer
 from hf_synlm.evaluation.text.words import EncodedText
 from hf_synlm.trees.transitions import FINISH, REDUCE
 from tests.helpers import scoring_models
+from tests.helpers.search_models import varied
 
 LIMITS = {"nonterminals": ["S", "X"], "max_open_nonterminals": 2, "max_consecutive_nonterminals": 2}
 WIDE = {"scoring_num_beams": 300}
@@ -34,9 +35,7 @@ def scorer_of(name: str, **options: Any) -> TextScorer:
     limits = {**LIMITS, "action_beam_size": 300} if name in LABELED else {}
     wide = WIDE if "scoring_num_beams" in fields else {}
     config = CONFIG_MAPPING[kind].from_tokenizer(tokenizer, **{**fields, **limits, **wide})
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
+    model = varied(AutoModelForCausalLM.from_config(config).eval(), 0.2)
     if kind == "rnng":
         model.action_head.bias.data[FINISH if config.in_order else REDUCE] += 3.0
     elif kind != "pcfg":

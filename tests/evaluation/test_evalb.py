@@ -105,15 +105,15 @@ def test_treebank_sentences_score_as_files():
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("DELETE_LABEL TOP\nDELTE_LABEL X", r"prm:2: 'DELTE_LABEL' is not a parameter"),
-        ("LABELED yes", r"prm:1: .*value of LABELED"),
-        ("# comment\n\nEQ_LABEL ADVP", r"prm:3: .*value of EQ_LABEL"),
-        ("DELETE_LABEL", r"prm:1: .*value of DELETE_LABEL"),
-    ],
-)
+BAD_PARAMETERS = [
+    ("DELETE_LABEL TOP\nDELTE_LABEL X", r"prm:2: 'DELTE_LABEL' is not a parameter"),
+    ("LABELED yes", r"prm:1: .*value of LABELED"),
+    ("# comment\n\nEQ_LABEL ADVP", r"prm:3: .*value of EQ_LABEL"),
+    ("DELETE_LABEL", r"prm:1: .*value of DELETE_LABEL"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_PARAMETERS)
 def test_bad_parameters_name_their_line(tmp_path, text, message):
     (tmp_path / "bad.prm").write_text(text)
     refused(message, evalb.EvalbParameters.read, tmp_path / "bad.prm")

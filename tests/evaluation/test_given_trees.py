@@ -49,8 +49,7 @@ def test_parts_add_up_to_the_joint_probability(architecture: str, trees: Path) -
     assert [len(found.words) for found in scores] == [2, 5, 0, 1, 2]
     for tree, found in zip(given, scores, strict=True):
         if tree is not None:
-            batch = batch_of(scorer, tree)
-            joint = scorer.model(**batch).joint_log_prob.item()
+            joint = scorer.model(**batch_of(scorer, tree)).joint_log_prob.item()
             assert found.log_probs.sum().item() + found.end == pytest.approx(joint, abs=1e-4)
             assert (found.lexical - found.log_probs).min() > -1e-5 and found.num_tokens.min() >= 1
     # Nothing depends on what follows.
@@ -75,8 +74,7 @@ def test_attention_entropies_of_given_trees(architecture: str, trees: Path) -> N
     for tree, found in zip(given, scores, strict=True):
         expected = []
         if tree is not None:
-            batch = batch_of(scorer, tree)
-            tokens = scorer.model.attention_entropy(**batch)[0].tolist()
+            tokens = scorer.model.attention_entropy(**batch_of(scorer, tree))[0].tolist()
             expected = [*tokens[: len(found.words) - 1], sum(tokens[len(found.words) - 1 : len(tree.words)])]
         assert found.more["nae"].tolist() == pytest.approx(expected, abs=1e-5)
     assert scores[0].more["nae"].tolist() != pytest.approx(scores[4].more["nae"].tolist(), abs=1e-3)
@@ -125,15 +123,15 @@ def test_labels_of_whole_sentences_stay() -> None:
     assert renamed[0].labeled_spans == (("VP", 1, 2), ("S", 0, 2))
 
 
-@pytest.mark.parametrize(
-    ("leaves", "text"),
-    [
-        ("`` We ask '' -- -LRB- peace -RRB-", '"We ask" — (peace)'),
-        ("`` We ask '' -- -LRB- peace -RRB-", "“We ask” -- (peace)"),
-        ("the people ' '' ask", "the people’” ask"),
-        ("We `` ask '' ...", "We 'ask'…"),
-    ],
-)
+MARKS = [
+    ("`` We ask '' -- -LRB- peace -RRB-", '"We ask" — (peace)'),
+    ("`` We ask '' -- -LRB- peace -RRB-", "“We ask” -- (peace)"),
+    ("the people ' '' ask", "the people’” ask"),
+    ("We `` ask '' ...", "We 'ask'…"),
+]
+
+
+@pytest.mark.parametrize(("leaves", "text"), MARKS)
 def test_marks_of_treebanks_are_those_of_print(leaves: str, text: str, tmp_path: Path) -> None:
     words = leaves.split()
     file = _file(tmp_path / "gold.mrg", f"(S {' '.join(f'(X {word})' for word in words)})\n")

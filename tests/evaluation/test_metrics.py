@@ -67,16 +67,16 @@ WORDS = ["((the cat) (sleeps well))", "(I (eat nuts))"]
 UNLABELED = ["((the cat) (sleeps well) .)", "(I (eat (-LRB- nuts -RRB-)))"]
 
 
-@pytest.mark.parametrize(
-    ("predictions", "references", "options"),
-    [
-        (LABELED, GOLD, {"prediction_style": "labeled"}),
-        (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "ignore"}),
-        (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "keep"}),
-        (WORDS, UNLABELED, {"reference_style": "unlabeled"}),
-        (WORDS, GOLD, {"max_length": 3}),
-    ],
-)
+UNLABELED_OPTIONS = [
+    (LABELED, GOLD, {"prediction_style": "labeled"}),
+    (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "ignore"}),
+    (GOLD, GOLD, {"prediction_style": "treebank", "punctuation": "keep"}),
+    (WORDS, UNLABELED, {"reference_style": "unlabeled"}),
+    (WORDS, GOLD, {"max_length": 3}),
+]
+
+
+@pytest.mark.parametrize(("predictions", "references", "options"), UNLABELED_OPTIONS)
 def test_unlabeled_options(load, predictions, references, options):
     scores = load("unlabeled_parsing_f1").compute(predictions=predictions, references=references, **options)
     assert scores["corpus_f1"] == 1 and scores["num_sentences"] == (1 if "max_length" in options else 2)
@@ -103,9 +103,8 @@ def test_labeled_is_evalb(load):
 def test_surprisal_is_that_of_the_library(load, saved_models, architecture):
     texts = [SENTENCES[0], "  ", "He  said no"]
     options = {"num_beams": 2} if architecture == "gpst" else {}
-    found = load("surprisal").compute(
-        predictions=texts, model_id=str(saved_models / architecture), device="cpu", **options
-    )
+    given = {"model_id": str(saved_models / architecture), "device": "cpu", **options}
+    found = load("surprisal").compute(predictions=texts, **given)
     json.dumps(found, allow_nan=False)
     assert found["words"] == [text.split() for text in texts]
     expected = score_words(scorer_of(architecture, details=True, **options), [TextItem("", text) for text in texts])
@@ -154,18 +153,18 @@ def test_syntaxgym_is_that_of_the_library(load, saved_models, tmp_path):
     assert found["options"]["num_beams"] == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "message"),
-    [
-        ("unlabeled_parsing_f1", {"predictions": ["((the dog) (sleeps well))"]}, "word 2 is 'dog', .*'cat'"),
-        ("unlabeled_parsing_f1", {"predictions": WORDS[:1], "convention": "f1"}, "'f1'"),
-        ("unlabeled_parsing_f1", {"predictions": WORDS[:1], "prediction_style": "ptb"}, "'ptb'"),
-        ("labeled_parsing_f1", {"predictions": ["(S (NP"]}, "prediction 0: .* is never closed"),
-        ("surprisal", {"predictions": "the dog"}, "predictions is 'the dog'"),
-        ("syntaxgym", {"suites": "suite.json"}, "suites is 'suite.json'"),
-        ("syntaxgym", {"suites": ["nowhere.json"]}, r"nowhere\.json"),
-    ],
-)
+BAD_INPUT = [
+    ("unlabeled_parsing_f1", {"predictions": ["((the dog) (sleeps well))"]}, "word 2 is 'dog', .*'cat'"),
+    ("unlabeled_parsing_f1", {"predictions": WORDS[:1], "convention": "f1"}, "'f1'"),
+    ("unlabeled_parsing_f1", {"predictions": WORDS[:1], "prediction_style": "ptb"}, "'ptb'"),
+    ("labeled_parsing_f1", {"predictions": ["(S (NP"]}, "prediction 0: .* is never closed"),
+    ("surprisal", {"predictions": "the dog"}, "predictions is 'the dog'"),
+    ("syntaxgym", {"suites": "suite.json"}, "suites is 'suite.json'"),
+    ("syntaxgym", {"suites": ["nowhere.json"]}, r"nowhere\.json"),
+]
+
+
+@pytest.mark.parametrize(("name", "inputs", "message"), BAD_INPUT)
 def test_bad_input_is_named(load, saved_models, name, inputs, message):
     gold = {"references": GOLD[:1]} if "parsing" in name else {"model_id": str(saved_models / "gpt2")}
     refused(message, load(name).compute, **inputs, **gold)
@@ -196,8 +195,7 @@ def test_glue_scores_are_those_of_evaluate():
 def test_rouge_scores_are_those_of_evaluate():
     assert len(STORED["rouge"]) == 3
     for case in STORED["rouge"]:
-        texts = case["predictions"], case["references"]
-        found = rouge_scores(*texts, use_stemmer=case["use_stemmer"])
+        found = rouge_scores(case["predictions"], case["references"], use_stemmer=case["use_stemmer"])
         means = {name: 100 * sum(values) / len(values) for name, values in case["scores"].items()}
         assert {name: found[name] for name in means} == pytest.approx(means)
         assert means["rougeLsum"] > means["rougeL"]  # texts of several sentences, with moved words
@@ -209,7 +207,6 @@ def test_rouge_scores_are_those_of_evaluate():
 )
 def test_rouge_of_other_scripts(text, language):
     """Equal texts have 100; by the tokens of English some have none, which is an error."""
-    assert set(rouge_scores([text], [text], language=language).values()) >= {100.0}
     assert rouge_scores([text], [text], language=language)["rouge1"] == 100
     assert rouge_scores(["xyz"], [text], language=language)["rouge1"] == 0
     if not re.search("[a-z]", text):

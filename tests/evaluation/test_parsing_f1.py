@@ -4,8 +4,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_synlm.data.punctuation import keep_words
 from hf_synlm.data.treebank import TreebankSentence
@@ -74,17 +73,17 @@ FLAT, RIGHT = [(0, 3)], right_branching(3)
 COPIES = [(0, 1), (1, 3), (1, 3), (0, 3)]
 
 
-@pytest.mark.parametrize(
-    ("predicted", "gold", "changes", "f1"),
-    [
-        (RIGHT, FLAT, {}, 0),
-        (FLAT, FLAT, {}, 1),
-        (FLAT, RIGHT, {}, 0),
-        ([], RIGHT, {"sentence_span": "count"}, 2 / 3),  # the whole sentence counts on both sides, listed or not
-        ([(1, 3)], RIGHT, {"sentence_span": "count"}, 1),
-        (RIGHT, COPIES, {}, 1),
-    ],
-)
+COUNTED = [
+    (RIGHT, FLAT, {}, 0),
+    (FLAT, FLAT, {}, 1),
+    (FLAT, RIGHT, {}, 0),
+    ([], RIGHT, {"sentence_span": "count"}, 2 / 3),  # the whole sentence counts on both sides, listed or not
+    ([(1, 3)], RIGHT, {"sentence_span": "count"}, 1),
+    (RIGHT, COPIES, {}, 1),
+]
+
+
+@pytest.mark.parametrize(("predicted", "gold", "changes", "f1"), COUNTED)
 def test_what_counts(predicted, gold, changes, f1):
     assert unlabeled_f1([predicted], [gold], [3], **changes).sentence_f1 == pytest.approx(f1, abs=1e-7)
 

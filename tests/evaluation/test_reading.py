@@ -312,10 +312,8 @@ def test_a_regression_for_each_reader(tables, capsys):
 def test_a_control_that_differs_only_between_readers(tables, capsys):
     write(tables / "rt.tsv", [{**row, "age": 30 + int(row["subject"][1])} for row in readers()], (*OF_READERS, "age"))
     common = ("s.tsv", "--times", "rt.tsv", "--frequencies", "count", "--by-subject", "--control", "age")
-    assert (
-        "reader r0: age_0 is 30 for all words: leave it out of --baseline or --control; or fit all readers together by "
-        "--mixed" in fail(capsys, *common)
-    )
+    said = "reader r0: age_0 is 30 for all words: leave it out of --baseline or --control; or fit all readers together"
+    assert f"{said} by --mixed" in fail(capsys, *common)
     result, _ = run(capsys, *common[:-3], "--mixed", "--folds", "2", "--control", "age")
     assert "age_0" in result["tables"]["baseline"][0]["columns"] and "age_1" not in str(result["tables"])
 
@@ -336,8 +334,7 @@ def test_random_intercepts_of_readers(tables, capsys):
     base = np.array([baseline for *_, baseline, _ in kept], float)
     full = np.column_stack([base, [values for *_, values in kept]])
     gain = slow_mixed_ll(y, full, group, folds) - slow_mixed_ll(y, base, group, folds)
-    found = result["tables"]["differences"][0]
-    assert found["delta_ll"] == pytest.approx(gain.mean(), abs=1e-5)
+    assert result["tables"]["differences"][0]["delta_ll"] == pytest.approx(gain.mean(), abs=1e-5)
     b, _, _ = slow_mixed(y, full, group)
     assert [result["tables"]["effects"][0][f"b_{k}"] for k in range(3)] == pytest.approx(b[-3:].tolist(), rel=1e-3)
 
@@ -383,10 +380,8 @@ def test_words_that_differ(tables, capsys):
         rows[i]["word"] = "other"
     write(tables / "rt.tsv", rows, OF_TIMES)
     error = fail(capsys, *COMMON)
-    first, second = (
-        f"'other' and {WORDS[i]['word']!r} at {WORDS[i]['sentence_id']}, {WORDS[i]['word_id']}" for i in (10, 11)
-    )
-    assert error.startswith("4 words of rt.tsv and s.tsv differ") and f"{first}; {second}; " in error
+    named = [f"'other' and {row['word']!r} at {row['sentence_id']}, {row['word_id']}; " for row in WORDS[10:12]]
+    assert error.startswith("4 words of rt.tsv and s.tsv differ") and "".join(named) in error
     assert error.count("'other'") == 3 and "--allow-different-words" in error
     result, said = run(capsys, "--allow-different-words")
     check(result, slow([{**row, "mean_rt": None, "count": None} if rows[i]["word"] == "other" else row
@@ -476,12 +471,9 @@ def test_no_row_joins(tables, capsys):
 
 def test_a_part_of_the_rows_joins(tables, capsys):
     write(tables / "rt.tsv", WORDS[:-80], OF_TIMES)
-    error = fail(capsys, *COMMON)
-    last = WORDS[-80]
-    assert (
-        f"80 of {len(WORDS)} words of s.tsv have no partner in the other table, first sentence_id, word_id = " in error
-    )
-    assert f"= {last['sentence_id']} {last['word_id']}" in error and "add --partial" in error
+    error, last = fail(capsys, *COMMON), WORDS[-80]
+    assert f"80 of {len(WORDS)} words of s.tsv have no partner in the other table, first sentence_id, word_id" in error
+    assert f"word_id = {last['sentence_id']} {last['word_id']}" in error and "add --partial" in error
     result, said = run(capsys, "--partial")
     changed = [{**row, "mean_rt": None, "count": None} if i >= len(WORDS) - 80 else row for i, row in enumerate(WORDS)]
     check(result, slow(changed))
@@ -498,24 +490,17 @@ def test_columns_that_are_missing_or_no_numbers(tables, capsys):
     message = "'word', which is not a number. Write numbers, such as 0 and 1, or empty the field"
     assert message in fail(capsys, *COMMON, "--control", "word")
     assert "Write --control count" in fail(capsys, *COMMON, "--control", "Count")
-    bad = [{**row, "mean_rt": "fast" if i == 3 else row["mean_rt"]} for i, row in enumerate(WORDS)]
-    write(tables / "bad.tsv", bad, OF_TIMES)
-    error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
-    assert "bad.tsv: row 4 has 'fast' in 'mean_rt', which is not a number. Write numbers, or empty the field" in error
-    write(tables / "bad.tsv", [{**row, "mean_rt": "349,2"} for row in WORDS], OF_TIMES)
-    error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
-    assert "row 1 has '349,2' in 'mean_rt', which is not a number. Write 349.2, with a point" in error
-    infinite = [{**row, "mean_rt": "inf" if i == 3 else row["mean_rt"]} for i, row in enumerate(WORDS)]
-    write(tables / "bad.tsv", infinite, OF_TIMES)
-    error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
-    assert "bad.tsv: row 4 has 'inf' in 'mean_rt', which is not a number" in error
-    write(tables / "bad.tsv", [{**row, "mean_rt": 250} for row in WORDS], OF_TIMES)
-    error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
-    assert "all remaining reading times are 250" in error
-    edges = [{**row, "mean_rt": 250 + (row["word_id"] == 1)} for row in WORDS]  # first words do not count
-    write(tables / "bad.tsv", edges, OF_TIMES)
-    error = fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
-    assert "all remaining reading times are 250" in error
+    times, none = [row["mean_rt"] for row in WORDS], "in 'mean_rt', which is not a number"
+    for bad, message in (
+        ([*times[:3], "fast", *times[4:]], f"bad.tsv: row 4 has 'fast' {none}. Write numbers, or empty the field"),
+        (["349,2"] * len(times), f"row 1 has '349,2' {none}. Write 349.2, with a point"),
+        ([*times[:3], "inf", *times[4:]], f"bad.tsv: row 4 has 'inf' {none}"),
+        ([250] * len(times), "all remaining reading times are 250"),
+        # First words do not count.
+        ([250 + (row["word_id"] == 1) for row in WORDS], "all remaining reading times are 250"),
+    ):
+        write(tables / "bad.tsv", [{**row, "mean_rt": t} for row, t in zip(WORDS, bad, strict=True)], OF_TIMES)
+        assert message in fail(capsys, "s.tsv", "--times", "bad.tsv", "--rt-column", "mean_rt")
     # A word that a grammar cannot derive has no surprisal that a regression takes.
     endless = [{**row, "surprisal_bits": "inf" if i == 60 else row["surprisal_bits"]} for i, row in enumerate(WORDS)]
     write(tables / "s.tsv", endless, OF_SURPRISALS)
@@ -592,8 +577,7 @@ def test_texts_that_only_some_times_name(tables, capsys):
     write(tables / "rt.tsv", [row for row in without if row["mean_rt"]], ("document", *OF_TIMES))
     check(run(capsys, "--partial")[0], slow([{**row, "count": row["mean_rt"] and row["count"]} for row in without]))
     write(tables / "rt.tsv", [row for row in WORDS if row["sentence_id"] != 11], ("document", *OF_TIMES))
-    error = fail(capsys, *COMMON, "--partial")
-    assert "Add a column document to s.tsv" in error
+    assert "Add a column document to s.tsv" in fail(capsys, *COMMON, "--partial")
 
 
 # ------------------------------------------------------------------------------------------------------------- warnings
@@ -720,15 +704,12 @@ def test_results_are_summarized_and_drawn(tables, capsys):
     for seed, file in enumerate(("s.tsv", "seed1.tsv")):
         run(capsys, f"m={file}", *COMMON[1:])
         (tables / "r.json").rename(tables / f"{seed}.json")
-    assert main(["evaluate", "summary", "0.json", "1.json"]) == 0
-    assert "| delta_ll m |" in capsys.readouterr().out
+    assert "| delta_ll m |" in commands.run(capsys, "evaluate", "summary", "0.json", "1.json")
     run(capsys, "A=s.tsv", "B=s.tsv:other", *COMMON[1:])
     assert main(["evaluate", "plot", "r.json", "--out", "r.svg"]) == 0
     picture = (tables / "r.svg").read_text()
-    assert all(
-        f">{text}</text>" in picture
-        for text in ("A", "B", "words before", "Delta log-likelihood (nats per word), 95 % intervals")
-    )
+    for text in ("A", "B", "words before", "Delta log-likelihood (nats per word), 95 % intervals"):
+        assert f">{text}</text>" in picture
     assert main(["evaluate", "plot", "0.json", "1.json", "--label", "m", "--label", "m", "--out", "m.svg"]) == 0
     assert "Delta log-likelihood" in (tables / "m.svg").read_text()
 
@@ -775,9 +756,8 @@ def means_one_row_early(stories):
     lines = ["processed_wordinfo.tsv", "word\tzone\titem\tmeanItemRT"]
     for story, rows in stories.items():
         times = [*("" if row["mean_rt"] is None else row["mean_rt"] for row in rows[1:]), 999]
-        lines += [
-            f"{row['word']}\t{zone}\t{story}\t{t}" for zone, (row, t) in enumerate(zip(rows, times, strict=True), 1)
-        ]
+        for zone, (row, time) in enumerate(zip(rows, times, strict=True), 1):
+            lines.append(f"{row['word']}\t{zone}\t{story}\t{time}")
     return lines
 
 
@@ -786,9 +766,7 @@ def times_of_readers(stories):
     for reader, change, correct in (("a", -20, 6), ("b", 20, 5), ("c", 500, 4), ("a", 77, 6)):
         for story, rows in stories.items():
             timed = [(zone, row) for zone, row in enumerate(rows, 1) if row["mean_rt"] is not None]
-            lines += [
-                f"{reader}\t{story}\t{z}\t{row['mean_rt'] + change}\t{row['word']}\t{correct}" for z, row in timed
-            ]
+            lines += [f"{reader}\t{story}\t{z}\t{r['mean_rt'] + change}\t{r['word']}\t{correct}" for z, r in timed]
     return lines
 
 
@@ -809,15 +787,12 @@ def test_natural_stories(tables, capsys, times):
     check(result, slow(known_in_stories(times is times_of_readers)))
     assert ("one row early" in said) == (times is means_one_row_early)
     count = sum(row["mean_rt"] is not None for row in WORDS)
-    left_out = (
-        f"left out: {count} times of stories with fewer than 5 of 6 right answers, and {count} of stories read again"
-    )
-    assert (left_out in said) == (times is times_of_readers)
+    told = f"left out: {count} times of stories with fewer than 5 of 6 right answers, and {count} of stories read again"
+    assert (told in said) == (times is times_of_readers)
     if times is means_one_row_early:
         (tables / "all_stories.tok").unlink()
-        assert "--data . holds no all_stories.tok. Name a clone of" in fail(
-            capsys, "s.tsv", "--preset", "natural-stories", "--data", "."
-        )
+        error = fail(capsys, "s.tsv", "--preset", "natural-stories", "--data", ".")
+        assert "--data . holds no all_stories.tok. Name a clone of" in error
 
 
 def test_a_model_reads_the_stories(tables, capsys):
@@ -864,9 +839,7 @@ def sap_items(folder):
     ]
     names = "item,condition,disambPositionUnamb,unambiguous,disambPositionAmb,ambiguous"
     (folder / "items_ClassicGP.csv").write_text("\n".join([names, *gardens]) + "\n")
-    pairs = [
-        (f"The {noun} 'always sing very well here.", f"The {noun} 'always sings very well here.") for noun in nouns
-    ]
+    pairs = [(f"The {n} 'always sing very well here.", f"The {n} 'always sings very well here.") for n in nouns]
     return {
         "Agreement": (pairs, 3, 3),
         "NPZ": ([(f"When ran {n} fell down now.", f"When it ran {n} fell down now.") for n in nouns], 3, 4),

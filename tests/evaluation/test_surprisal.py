@@ -63,8 +63,7 @@ def test_searched_scores_are_those_of_parse(architecture, estimator):
     model, tokenizer = model_and_tokenizer(architecture)
     scores = score_words(scorer_of(architecture, estimator=estimator, num_beams=3, details=True), ITEMS[:2])
     for sentence, found in zip(SENTENCES[:2], scores, strict=True):
-        ids = torch.tensor([tokenizer(sentence)["input_ids"]])
-        parsed = model.parse(ids, num_beams=3, stepwise=True)
+        parsed = model.parse(torch.tensor([tokenizer(sentence)["input_ids"]]), num_beams=3, stepwise=True)
         expected = parsed.stepwise_log_probs if estimator == "stepwise" else parsed.token_log_probs
         assert [p for _, p in found.tokens] == pytest.approx(expected[0].tolist(), abs=1e-4)
         assert found.log_probs.sum().item() == pytest.approx(expected.sum().item(), abs=1e-3)
@@ -135,8 +134,7 @@ def test_entropies_are_those_of_the_logits(architecture):
         scores = score_words(scorer, ITEMS)
         for item, found, without in zip(ITEMS, scores, plain, strict=True):
             [text] = encode_sentences(tokenizer, [item.text.split()])
-            ids = torch.tensor([[scorer.begin_id, *text.ids]])
-            p = model(ids).logits[0].double().softmax(-1)
+            p = model(torch.tensor([[scorer.begin_id, *text.ids]])).logits[0].double().softmax(-1)
             expected = -(p * p.clamp(min=1e-300).log()).sum(-1) if kind == "shannon" else 2 * p.sqrt().sum(-1).log()
             first = [text.word_of_token.index(word) for word in range(len(found.words))]
             assert found.more[column].tolist() == pytest.approx(expected[first].tolist(), abs=1e-4)
@@ -275,8 +273,7 @@ def test_parts_add_up(architecture):
     # With one derivation the lexical part is the log-probability of the word in its state.
     one = scorer_of(architecture, details=True, num_beams=1)
     model, tokenizer = model_and_tokenizer(architecture)
-    ids = torch.tensor([tokenizer(SENTENCES[1])["input_ids"]])
-    parsed = model.parse(ids, num_beams=1, lexical=True)
+    parsed = model.parse(torch.tensor([tokenizer(SENTENCES[1])["input_ids"]]), num_beams=1, lexical=True)
     (found,) = score_words(one, ITEMS[1:2])
     assert found.lexical.sum().item() == pytest.approx(parsed.lexical_log_probs.sum().item(), abs=1e-4)
 
@@ -486,8 +483,7 @@ def messy_line(generator: random.Random) -> str:
 @pytest.mark.parametrize("architecture", ["on_lstm", "prpn", "palm"])
 def test_measures_of_the_one_tree(architecture):
     lines = ["We ask for peace and hope", "", "We", "\x00 The state of our Union"]
-    scorer = scorer_of(architecture, details=True)
-    scores = score_words(scorer, [TextItem("", line) for line in lines])
+    scores = score_words(scorer_of(architecture, details=True), [TextItem("", line) for line in lines])
     model, tokenizer = model_and_tokenizer(architecture)
     (parsed,) = parse_sentences(model, tokenizer, [lines[0].split()])
     distance, depth, opened, closed = (scores[0].more[name].tolist() for name in TREE_COLUMNS)
@@ -524,15 +520,15 @@ def test_one_row_per_word_of_messy_text(architecture):
     assert read[0] == columns("bits") and [row[3] for row in read[1:]] == [row[3] for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("kind", "words", "unknown", "word_of_token"),
-    [
-        ("words", ["We", "zzzzing", "the", "</s>", "<pad>"], {1, 3, 4}, {0, 1, 2, 3, 4}),
-        ("pieces", ["We", "中文"], {1}, {0, 1}),
-        ("bpe", ["We", "中文"], set(), {0, 1}),
-        ("bpe", ["<|endoftext|>", "we"], set(), {0, 1}),
-    ],
-)
+FLAGGED = [
+    ("words", ["We", "zzzzing", "the", "</s>", "<pad>"], {1, 3, 4}, {0, 1, 2, 3, 4}),
+    ("pieces", ["We", "中文"], {1}, {0, 1}),
+    ("bpe", ["We", "中文"], set(), {0, 1}),
+    ("bpe", ["<|endoftext|>", "we"], set(), {0, 1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "words", "unknown", "word_of_token"), FLAGGED)
 def test_unknown_words_are_flagged_and_special_tokens_are_text(kind, words, unknown, word_of_token):
     tokenizer = tokenizer_of(kind)
     (text,) = encode_sentences(tokenizer, [words])
@@ -641,22 +637,22 @@ def test_a_gpu_reads_more_texts_in_one_call():
     assert sizes == {"cpu": 16, "cuda": 128} and usual_batch_size(5, None) == 5
 
 
-@pytest.mark.parametrize(
-    ("architecture", "options", "scoring", "message"),
-    [
-        ("gpt2", {"begin_token": "<nothing>"}, {}, "begin_token '<nothing>'"),
-        ("gpst", {"begin_token": "<|CLS|>"}, {}, "begin_token='<|CLS|>'"),
-        ("gpt2", {"estimator": "stepwise"}, {}, "'stepwise'.* 'exact'"),
-        ("gpst", {"estimator": "exact"}, {}, "'exact'.* 'beam_marginal' or 'stepwise'"),
-        ("gpt2", {"num_beams": 3}, {}, "--num-beams"),
-        ("lstm", {}, {"end": True}, "end=False"),
-        ("gpst", {}, {"word_correction": True}, "'stepwise'"),
-        ("rnng", {}, {"context": "document"}, "context 'sentence'"),
-        ("lstm", {}, {"context": "document"}, "context 'sentence'"),
-        ("tree_lm", {}, {"context": "document"}, "reads one sentence: choose the context 'sentence'"),
-        ("pcfg", {}, {"context": "document"}, "PCFGForCausalLM reads one sentence: choose the context 'sentence'"),
-    ],
-)
+UNFIT_OPTIONS = [
+    ("gpt2", {"begin_token": "<nothing>"}, {}, "begin_token '<nothing>'"),
+    ("gpst", {"begin_token": "<|CLS|>"}, {}, "begin_token='<|CLS|>'"),
+    ("gpt2", {"estimator": "stepwise"}, {}, "'stepwise'.* 'exact'"),
+    ("gpst", {"estimator": "exact"}, {}, "'exact'.* 'beam_marginal' or 'stepwise'"),
+    ("gpt2", {"num_beams": 3}, {}, "--num-beams"),
+    ("lstm", {}, {"end": True}, "end=False"),
+    ("gpst", {}, {"word_correction": True}, "'stepwise'"),
+    ("rnng", {}, {"context": "document"}, "context 'sentence'"),
+    ("lstm", {}, {"context": "document"}, "context 'sentence'"),
+    ("tree_lm", {}, {"context": "document"}, "reads one sentence: choose the context 'sentence'"),
+    ("pcfg", {}, {"context": "document"}, "PCFGForCausalLM reads one sentence: choose the context 'sentence'"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "options", "scoring", "message"), UNFIT_OPTIONS)
 def test_options_that_do_not_fit_are_refused(architecture, options, scoring, message):
     refused(message, lambda: score_words(scorer_of(architecture, **options), ITEMS, **scoring))
 
@@ -708,29 +704,29 @@ def test_tables_of_all_formats(tmp_path):
     assert [item.text for item in read_items(tmp_path / "c.json", kind="jsonl")] == ["pair \U0001f642"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.tsv", b"item\ttext\n1\ta\n", "no column 'sentence'"),
-        ("a.tsv", b"item\tsentence\n1\n", "a.tsv:2: 1 fields"),
-        ("a.csv", b'item,sentence\n1,"open\n2,b\n', "quotation mark"),
-        ("a.csv", b'item,sentence\n1,"We agree .\n2,They ask ."\n3,b\n', r"a.csv:2: .* the row continues to line 3"),
-        ("a.csv", b"sentence,sentence\na,b\n", "a column twice"),
-        ("a.csv", b"sentence,,\na,b,c\n", "a.csv:2: columns 2, 3 hold text, but have no name"),
-        ("a.csv", b"sep=|\nitem|sentence\n1|a|b\n", "a.csv:3: 3 fields"),
-        ("a.tsv", b"\tsentence\t\n1\ta\t\n\tb\t7\n", "a.tsv:3: columns 1, 3 hold text"),
-        ("a.csv", b"", "is empty"),
-        ("a.jsonl", b'{"sentence": 3}\n', "3 in the column 'sentence'"),
-        ("a.jsonl", b"{sentence}\n", "a.jsonl:1: not JSON"),
-        ("a.jsonl", b'\n{"sentence": "x \\ud800 y"}\n', "a.jsonl:2: half of a character"),
-        ("a.jsonl", b'{"sentence": "a", "document": [1]}\n', r"row 1 has \[1\] .*'document'"),
-        ("a.json", b'{"sentence": "a"}\n', ".jsonl"),
-        ("a.txt.gz", b"", "a.txt.gz"),
-        ("a.txt", b"\n \n", "no text"),
-        ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a.txt' is a Git LFS pointer"),
-        ("a.txt", b"abc\n\xff\n", "a.txt:2: byte 0xff"),
-    ],
-)
+BAD_FILES = [
+    ("a.tsv", b"item\ttext\n1\ta\n", "no column 'sentence'"),
+    ("a.tsv", b"item\tsentence\n1\n", "a.tsv:2: 1 fields"),
+    ("a.csv", b'item,sentence\n1,"open\n2,b\n', "quotation mark"),
+    ("a.csv", b'item,sentence\n1,"We agree .\n2,They ask ."\n3,b\n', r"a.csv:2: .* the row continues to line 3"),
+    ("a.csv", b"sentence,sentence\na,b\n", "a column twice"),
+    ("a.csv", b"sentence,,\na,b,c\n", "a.csv:2: columns 2, 3 hold text, but have no name"),
+    ("a.csv", b"sep=|\nitem|sentence\n1|a|b\n", "a.csv:3: 3 fields"),
+    ("a.tsv", b"\tsentence\t\n1\ta\t\n\tb\t7\n", "a.tsv:3: columns 1, 3 hold text"),
+    ("a.csv", b"", "is empty"),
+    ("a.jsonl", b'{"sentence": 3}\n', "3 in the column 'sentence'"),
+    ("a.jsonl", b"{sentence}\n", "a.jsonl:1: not JSON"),
+    ("a.jsonl", b'\n{"sentence": "x \\ud800 y"}\n', "a.jsonl:2: half of a character"),
+    ("a.jsonl", b'{"sentence": "a", "document": [1]}\n', r"row 1 has \[1\] .*'document'"),
+    ("a.json", b'{"sentence": "a"}\n', ".jsonl"),
+    ("a.txt.gz", b"", "a.txt.gz"),
+    ("a.txt", b"\n \n", "no text"),
+    ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "a.txt' is a Git LFS pointer"),
+    ("a.txt", b"abc\n\xff\n", "a.txt:2: byte 0xff"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_FILES)
 def test_bad_files_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     refused(message, read_items, tmp_path / name)

@@ -81,29 +81,29 @@ def suite_file(tmp_path):
 VALUES = {("a", 1): 1.0, ("a", 2): 2.5, ("b", 1): 1.0, ("b", 2): 4.0, ("b-c_d", 3): 0.0}
 
 
-@pytest.mark.parametrize(
-    ("formula", "expected"),
-    [
-        ("(1;%a%) < (2;%a%)", True),
-        ("(1;%a%)>(2;%a%)", False),
-        ("(1;%a%) = (1;%b%)", True),
-        ("(2;%a%) = (2;%b%)", False),
-        ("(2;%a%) - (1;%a%) + (1;%b%) = 2.5", True),  # from the left, not 2.5 - (1 + 1)
-        ("(2;%a%) - [(1;%a%) + (1;%b%)] = .5", True),
-        ("[[(2;%b%) - (2;%a%)] > [(1;%b%) - (1;%a%)]]", True),
-        ("((1;%a%) < (2;%a%)) & ((2;%b%) < (2;%a%))", False),
-        ("(1;%a%) < (2;%a%) | (1;%a%) < (2;%a%) & (2;%b%) < (1;%a%)", True),  # & binds tighter
-        ("[(1;%a%) < (2;%a%) | (1;%a%) < (2;%a%)] & (2;%b%) < (1;%a%)", False),
-        ("(*;%b%) = 5", True),
-        ("( verb ; %a% ) = 2.5", True),
-        ("-(2;%a%) < -(1;%a%)", True),
-        ("(3;%b-c_d%) = 0.0005", True),  # within the tolerance
-        ("(3;%b-c_d%) = 0.002", False),
-        ("1e3 > 999.5", True),
-        ("9 - 5 - 3 < 2 & 1 < 2 | 3 < 2", True),
-        ("(1 + 2) - (3 - 4) = 4 & [2 < 1 | 1 < 2] & 3 > 4", False),
-    ],
-)
+FORMULAS = [
+    ("(1;%a%) < (2;%a%)", True),
+    ("(1;%a%)>(2;%a%)", False),
+    ("(1;%a%) = (1;%b%)", True),
+    ("(2;%a%) = (2;%b%)", False),
+    ("(2;%a%) - (1;%a%) + (1;%b%) = 2.5", True),  # from the left, not 2.5 - (1 + 1)
+    ("(2;%a%) - [(1;%a%) + (1;%b%)] = .5", True),
+    ("[[(2;%b%) - (2;%a%)] > [(1;%b%) - (1;%a%)]]", True),
+    ("((1;%a%) < (2;%a%)) & ((2;%b%) < (2;%a%))", False),
+    ("(1;%a%) < (2;%a%) | (1;%a%) < (2;%a%) & (2;%b%) < (1;%a%)", True),  # & binds tighter
+    ("[(1;%a%) < (2;%a%) | (1;%a%) < (2;%a%)] & (2;%b%) < (1;%a%)", False),
+    ("(*;%b%) = 5", True),
+    ("( verb ; %a% ) = 2.5", True),
+    ("-(2;%a%) < -(1;%a%)", True),
+    ("(3;%b-c_d%) = 0.0005", True),  # within the tolerance
+    ("(3;%b-c_d%) = 0.002", False),
+    ("1e3 > 999.5", True),
+    ("9 - 5 - 3 < 2 & 1 < 2 | 3 < 2", True),
+    ("(1 + 2) - (3 - 4) = 4 & [2 < 1 | 1 < 2] & 3 > 4", False),
+]
+
+
+@pytest.mark.parametrize(("formula", "expected"), FORMULAS)
 def test_formulas(formula, expected):
     assert Formula(formula, {"verb": 2})(VALUES) is expected
 
@@ -207,32 +207,28 @@ def test_published_accuracies_of_circuits():
 
 
 # --------------------------------------------------------------------------------------------------------- files
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("predictions", 0, "formula"), "(3;%plural%) < (3;%match%)", "'plural'.* match, mismatch"),
-        (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "no region 9"),
-        (("meta", "metric"), "product", "metric 'product'"),
-        (
-            ("predictions", 0, "formula"),
-            "(noun;%match%) < (3;%match%)",
-            r"prediction 0: formula '\(noun.*region 'noun'",
-        ),
-        (("predictions", 1, "formula"), "(3;%match%) <= 2", "prediction 1: formula '.*' cannot be read: .* join"),
-        (("predictions", 1, "formula"), "2 * (3;%match%) < 1", r"prediction 1: .*'\* \(3;%match%' is unknown"),
-        (("predictions", 1, "formula"), "(3;%50% off%) < 1", "without % in its name"),
-        (("predictions", 1), "(3;%match%) < 1", "prediction 1: '.*' is not part of a SyntaxGym suite, .* lacks 'type'"),
-        (("predictions", 0, "type"), "script", "prediction 0: its type is 'script'"),
-        (("meta",), {}, "lacks 'name'"),
-        (("items", 1, "item_number"), "1a", r"items\[1\]: item_number is '1a'. Give a whole number"),
-        (("items", 1, "item_number"), 1, "item 1: it occurs twice"),
-        (("items", 1, "conditions", 0, "regions", 0, "content"), None, "item 2: condition 'match': content is None"),
-        (("items", 1, "conditions", 0, "regions", 0, "region_number"), "1a", "item 2: .*region_number is '1a'"),
-        (("items", 1, "conditions", 0), condition("match", "", " ", ""), "item 2: condition 'match': .* no words"),
-        (("items", 1, "conditions", 0, "condition_name"), "mismatch", "item 2: it has the condition 'mismatch' twice"),
-        (("items", 1, "conditions", 0, "regions", 0, "region_number"), 3, "has the region 3 twice"),
-    ],
-)
+WRONG_SUITES = [
+    (("predictions", 0, "formula"), "(3;%plural%) < (3;%match%)", "'plural'.* match, mismatch"),
+    (("predictions", 0, "formula"), "(9;%match%) < (3;%match%)", "no region 9"),
+    (("meta", "metric"), "product", "metric 'product'"),
+    (("predictions", 0, "formula"), "(noun;%match%) < (3;%match%)", r"prediction 0: formula '\(noun.*region 'noun'"),
+    (("predictions", 1, "formula"), "(3;%match%) <= 2", "prediction 1: formula '.*' cannot be read: .* join"),
+    (("predictions", 1, "formula"), "2 * (3;%match%) < 1", r"prediction 1: .*'\* \(3;%match%' is unknown"),
+    (("predictions", 1, "formula"), "(3;%50% off%) < 1", "without % in its name"),
+    (("predictions", 1), "(3;%match%) < 1", "prediction 1: '.*' is not part of a SyntaxGym suite, .* lacks 'type'"),
+    (("predictions", 0, "type"), "script", "prediction 0: its type is 'script'"),
+    (("meta",), {}, "lacks 'name'"),
+    (("items", 1, "item_number"), "1a", r"items\[1\]: item_number is '1a'. Give a whole number"),
+    (("items", 1, "item_number"), 1, "item 1: it occurs twice"),
+    (("items", 1, "conditions", 0, "regions", 0, "content"), None, "item 2: condition 'match': content is None"),
+    (("items", 1, "conditions", 0, "regions", 0, "region_number"), "1a", "item 2: .*region_number is '1a'"),
+    (("items", 1, "conditions", 0), condition("match", "", " ", ""), "item 2: condition 'match': .* no words"),
+    (("items", 1, "conditions", 0, "condition_name"), "mismatch", "item 2: it has the condition 'mismatch' twice"),
+    (("items", 1, "conditions", 0, "regions", 0, "region_number"), 3, "has the region 3 twice"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), WRONG_SUITES)
 def test_suites_that_are_wrong(tmp_path, path, value, message):
     data = suite_data()
     part = functools.reduce(operator.getitem, path[:-1], data)

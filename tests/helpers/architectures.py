@@ -52,8 +52,7 @@ def build(name: str, kind: str = "ForCausalLM", **fields: Any) -> Any:
     if name == "urnng":
         return test_modeling_urnng.tiny(getattr(hf_synlm, f"URNNG{kind}"), **{"vocab_size": 30, **fields})
     if name in PCFGS:
-        cls = getattr(hf_synlm, f"PCFG{kind}")
-        return test_modeling_pcfg.tiny(cls, **{"vocab_size": 30, **PCFGS[name], **fields})
+        return test_modeling_pcfg.tiny(getattr(hf_synlm, f"PCFG{kind}"), **{"vocab_size": 30, **PCFGS[name], **fields})
     if name == "pushdown":
         special = {"vocab_size": 23, "bos_token_id": 0, "eos_token_id": 0}
         return test_modeling_pushdown.tiny(cls=getattr(hf_synlm, f"Pushdown{kind}"), **{**special, **fields})
@@ -71,8 +70,7 @@ def batch(name: str, *lengths: int, left: bool = False, pieces: bool = False) ->
     """Sentences of unequal length, with trees where `forward` needs them; `pieces` in word pieces, for these models."""
     lengths = lengths or (7, 3, 5)
     if name in RNNGS:
-        system = RNNGS[name].get("transition_system", "top_down")
-        return test_modeling_rnng.batch(system, lengths, pieces, left)
+        return test_modeling_rnng.batch(RNNGS[name].get("transition_system", "top_down"), lengths, pieces, left)
     if name in TREE_LMS:
         return test_modeling_tree_lm.batch(lengths, pieces, left, TREE_LMS[name]["structure_attention"])
     make = test_modeling_gpst.ids_of if name == "gpst" else recurrent_models.ids_of

@@ -14,6 +14,13 @@ def run(capsys: Any, *arguments: object, status: int = 0) -> str:
     return captured.out
 
 
+def remarks(capsys: Any, *arguments: object) -> str:
+    """What a command that ends well says on standard error."""
+    code, error = main([str(argument) for argument in arguments]), capsys.readouterr().err
+    assert code == 0, error
+    return error
+
+
 def fail(capsys: Any, *arguments: object) -> str:
     """The message of a command that refuses its input, without the lines of usage above it."""
     code = main([str(argument) for argument in arguments])

@@ -1,17 +1,15 @@
 """Numbers of the authors' programs: `tests/goldens/FAMILY/cases.zip`, described by README.md beside it.
 
-    python -m tests.helpers.goldens FAMILY FOLDER    pack a folder with a subfolder for each case
-
-Equal tensors of a file are stored once. Its metadata names the copies, as `safetensors.torch.save_model` does.
+A zip holds a folder for each case. Equal tensors of a file are stored once: its metadata names the copies (name of the
+copy -> name of the stored tensor), as `safetensors.torch.save_model` does.
 """
 
 import json
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, load_file, save
+from safetensors.torch import load
 from torch import Tensor
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -46,27 +44,3 @@ def read_meta(case: str, name: str = "meta") -> dict[str, Any]:
 def read_case(case: str) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """State dict, inputs with results, and description of a case."""
     return read_tensors(case, "state"), read_tensors(case, "io"), read_meta(case)
-
-
-def pack(family: str, folder: Path) -> None:
-    """Write the zip of a family. Equal files give equal bytes."""
-    with zipfile.ZipFile(GOLDENS / family / "cases.zip", "w") as archive:
-        for file in sorted(folder.glob("*/*")):
-            data = _without_copies(file) if file.suffix == ".safetensors" else file.read_bytes()
-            member = zipfile.ZipInfo(f"{file.parent.name}/{file.name}")  # without a date
-            archive.writestr(member, data, zipfile.ZIP_DEFLATED, 9)
-
-
-def _without_copies(file: Path) -> bytes:
-    kept, copies, first = dict[str, Tensor](), dict[str, str](), dict[Any, str]()
-    for name, tensor in sorted(load_file(file).items()):
-        same = first.setdefault((tensor.dtype, tensor.shape, tensor.numpy().tobytes()), name)
-        if same == name:
-            kept[name] = tensor
-        else:
-            copies[name] = same
-    return save(kept, copies)
-
-
-if __name__ == "__main__":
-    pack(sys.argv[1], Path(sys.argv[2]))

@@ -11,7 +11,7 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
 from hf_synlm.data.vocabulary import subword_tokenizer, word_final_ids, word_tokenizer
 from hf_synlm.evaluation.text.scoring import TextScorer
-from tests.helpers.search_models import GPST_TINY
+from tests.helpers.search_models import GPST_TINY, varied
 from tests.models.gpst.test_modeling_gpst import TINY
 
 _DECODER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -92,9 +92,7 @@ def model_and_tokenizer(architecture: str) -> tuple[Any, Any]:
     model = AutoModelForCausalLM.from_config(config)
     if architecture == "rnng_pieces":
         model.model.word_final.copy_(torch.tensor(word_final_ids(tokenizer)))
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model.eval(), tokenizer
+    return varied(model, 0.1).eval(), tokenizer
 
 
 def scorer_of(architecture: str, **options: Any) -> TextScorer:

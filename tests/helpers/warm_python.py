@@ -116,8 +116,7 @@ def serve() -> None:
     for name in SLOW:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    tops = {name.split(".")[0] for name in sys.modules}
-    assert not tops & {"hf_synlm", "transformers", "huggingface_hub"}
+    assert not {name.split(".")[0] for name in sys.modules} & {"hf_synlm", "transformers", "huggingface_hub"}
     while line := sys.stdin.readline():
         request = json.loads(line)
         pid = os.fork()

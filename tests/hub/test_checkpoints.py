@@ -30,7 +30,7 @@ from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.arguments.base import find_config
 from tests.helpers import warm_python
-from tests.helpers.commands import fail, run
+from tests.helpers.commands import fail, remarks, run
 from tests.helpers.refusals import raised, refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,8 +123,7 @@ def test_a_pushed_card_names_its_repository(tmp_path: Path):
 
 
 def test_table_of_the_minis_is_what_the_results_say():
-    table = f"{BEGIN.format(COMMAND)}\n{model_table(SPECIFICATIONS)}\n{END}"
-    assert table in PAGE.read_text(encoding="utf-8")
+    assert f"{BEGIN.format(COMMAND)}\n{model_table(SPECIFICATIONS)}\n{END}" in PAGE.read_text(encoding="utf-8")
 
 
 @each
@@ -345,7 +344,7 @@ def test_a_copy_keeps_its_card(tmp_path: Path, capsys):
     (first / "card.yaml").write_text(yaml.safe_dump(edited))
     assert main(["export", str(first), "--out", str(tmp_path / "named")]) == 0
     assert yaml.safe_load((tmp_path / "named" / "card.yaml").read_text()) == edited
-    facts = yaml.safe_load((CARDS / "palm-s-tiny" / "card.yaml").read_text())
+    facts = facts_of("palm-s-tiny")
     assert yaml.safe_load((second / "card.yaml").read_text()) == facts | {"repo_id": "second"}
     card = (second / "README.md").read_text()
     assert f"license: {facts['license']}" in card and card.count('from_pretrained("second"') == 2
@@ -381,8 +380,7 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
     result = CARDS / "palm-s-tiny" / "results" / "parsing.json"
     assert "was measured in float32, and the copy has bfloat16" in fail(capsys, *command, "--results", result)
     for facts in ([], ["--facts", str(CARDS / "palm-s-tiny" / "card.yaml")]):
-        assert main([*command, *facts, "--overwrite"]) == 0
-        said = capsys.readouterr().err
+        said = remarks(capsys, *command, *facts, "--overwrite")
         assert "leaves out the results in card.yaml" in said and "Loading weights" not in said
         known = yaml.safe_load((tmp_path / "out" / "card.yaml").read_text())
         assert "license" in known and not {"results", "weights"} & set(known)
@@ -405,22 +403,21 @@ def test_a_copy_in_another_type_has_no_results_of_the_original(tmp_path: Path, c
     shutil.copytree(CARDS / "palm-s-tiny", copy := tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
     dtype, command[1] = config.pop("dtype"), str(copy)
-    for fields, says in (({"torch_dtype": dtype}, "leaves out the results"), ({}, "leaves out the results")):
+    for fields in ({"torch_dtype": dtype}, {}):
         (copy / "config.json").write_text(json.dumps({**config, **fields}))
-        assert main([*command, "--overwrite"]) == 0 and says in capsys.readouterr().err
+        assert "leaves out the results" in remarks(capsys, *command, "--overwrite")
     (copy / "card.yaml").unlink()
-    assert main([*command, "--overwrite"]) == 0
-    assert "README.md is not changed: if it reports numbers" in capsys.readouterr().err
+    assert "README.md is not changed: if it reports numbers" in remarks(capsys, *command, "--overwrite")
 
 
-@pytest.mark.parametrize(
-    ("command", "public"),
-    [
-        ("synlm evaluate pairs /data/ann/x.tsv --out=/data/a/b.json", "synlm evaluate pairs x.tsv --out=b.json"),
-        ("synlm parse '/data/my texts/a.txt' ~/m", "synlm parse a.txt m"),
-        ("synlm parse model_cards/gpst-tiny ../x -", "synlm parse model_cards/gpst-tiny ../x -"),
-    ],
-)
+COMMANDS = [
+    ("synlm evaluate pairs /data/ann/x.tsv --out=/data/a/b.json", "synlm evaluate pairs x.tsv --out=b.json"),
+    ("synlm parse '/data/my texts/a.txt' ~/m", "synlm parse a.txt m"),
+    ("synlm parse model_cards/gpst-tiny ../x -", "synlm parse model_cards/gpst-tiny ../x -"),
+]
+
+
+@pytest.mark.parametrize(("command", "public"), COMMANDS)
 def test_commands_on_cards_have_no_folders_of_a_machine(command: str, public: str):
     scores, hardware = {"accuracy": 0.5}, {"device_name": "x", "device": "cpu", "num_threads": 1}
     result = EvaluationResult("pairs", scores, {"name": "m"}, {}, {}, hardware=hardware, command=command)
@@ -432,8 +429,8 @@ def test_push_names_what_is_wrong(tmp_path: Path, capsys):
     assert main(["export", str(CARDS / "palm-s-tiny"), "--out", str(folder)]) == 0
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    shutil.copy(CARDS / "rnng-tiny" / "tokenizer_config.json", other)
-    shutil.copy(CARDS / "rnng-tiny" / "tokenizer.json", other)
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        shutil.copy(CARDS / "rnng-tiny" / name, other)
     for command in (("verify", other), ("push", other, "ann/model", "--dry-run")):
         assert "tokenizer" in fail(capsys, *command)
     for name in ("model", "a b/model", "https://huggingface.co/ann/model"):
@@ -442,11 +439,10 @@ def test_push_names_what_is_wrong(tmp_path: Path, capsys):
     (tmp_path / "facts.yaml").write_text(yaml.safe_dump(facts | {"license": None}))
     copy = tmp_path / "copy"
     run(capsys, "export", folder, "--facts", tmp_path / "facts.yaml", "--out", copy)
-    assert main(["push", str(copy), "ann/model", "--dry-run", "--no-verify"]) == 0
-    assert "add a line `license: ...` below the first --- of README.md" in capsys.readouterr().err
+    push = ("push", copy, "ann/model", "--dry-run", "--no-verify")
+    assert "add a line `license: ...` below the first --- of README.md" in remarks(capsys, *push)
     (copy / "README.md").unlink()
-    assert main(["push", str(copy), "ann/model", "--dry-run", "--no-verify"]) == 0
-    assert "no README.md" in capsys.readouterr().err
+    assert "no README.md" in remarks(capsys, *push)
 
 
 def test_unknown_checkpoint_is_refused(capsys):

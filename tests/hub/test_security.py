@@ -11,8 +11,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi
 from huggingface_hub.errors import StrictDataclassError
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import hf_synlm
@@ -32,6 +31,7 @@ from hf_synlm.trees.binary import actions_to_spans
 from hf_synlm.trees.spans import in_post_order
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.evaluation.test_syntaxgym import suite_data
+from tests.helpers.commands import fail, run
 from tests.helpers.refusals import raised, refused
 from tests.reference.trees import stack_depths
 
@@ -99,8 +99,7 @@ class TestMaliciousCheckpoints:
         assert "could run foreign code" in refusal(checkpoint) and "weights_only" not in refusal(checkpoint)
         assert main(["convert", "gpst", "--weights", str(checkpoint / "pytorch_model.bin"), "--config",
                      str(checkpoint / "config.json"), "--out", str(tmp_path / "converted")]) == 2  # fmt: skip
-        assert main(["info", str(checkpoint)]) == 0
-        assert "pytorch_model.bin" in capsys.readouterr().out
+        assert "pytorch_model.bin" in run(capsys, "info", checkpoint)
         assert main(["parse", os.devnull, "--model", str(checkpoint)]) == 2
         assert not target.exists() and not (tmp_path / "converted").exists()
 
@@ -109,8 +108,8 @@ class TestMaliciousCheckpoints:
         [
             ({"vocab_size": 400}, r"\[330, 24\] instead of \[400, 24\]"),
             ({"vocab_size": 10**9}, "instead of"),  # 96 GB
-            ({"vocab_size": 10**18}, "vocab_size is 10+, more than"),
-            ({"num_token_layers": 10**9}, "num_token_layers is 10+, more than 1000"),
+            ({"vocab_size": 10**18}, "vocab_size is 10+, which is more than"),
+            ({"num_token_layers": 10**9}, "num_token_layers is 10+, which is more than 1000"),
             ({"hidden_size": "24; rm"}, "Field 'hidden_size' expected int"),
             ({"activation_function": "os.system"}, "activation_function 'os.system' is unknown"),
             ({"height_loss": ["sentence"]}, "height_loss"),
@@ -195,7 +194,7 @@ class TestNames:
         message = "there is no folder" if not Path(name).is_dir() else "is not a model folder: it has no config.json"
         for load in (load_pretrained, saved_auto_class, describe_model, check_model_source):
             refused(message, load, name)
-        assert main(["generate", "--prompt", "We", "--model", name]) == 2 and message in capsys.readouterr().err
+        assert message in fail(capsys, "generate", "--prompt", "We", "--model", name)
 
     @pytest.mark.parametrize("name", ["gpt2", "org/name", "cards/no"])
     def test_names_on_the_hub(self, name: str, monkeypatch):

@@ -87,8 +87,7 @@ def test_models_without_a_search_are_exported_for_one_shape(name: str, tmp_path:
     torch.export.save(exported, tmp_path / "model.pt2")
     loaded = torch.export.load(tmp_path / "model.pt2").module()
     for other in (ids, ids.flip(1)):
-        expected = model(input_ids=other).logits
-        torch.testing.assert_close(loaded(other), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(loaded(other), model(input_ids=other).logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gpst", "rnng"])
@@ -103,8 +102,7 @@ def test_layers_of_gpst_are_one_graph_of_any_length() -> None:
     assert type(model.model.type_layers) is type(model.model.token_layers)
     layers = Layers(model.model.type_layers)
     width = model.config.hidden_size
-    length = torch.export.Dim("length", min=2, max=64)
-    shapes = {"inputs": {1: length}}
+    shapes = {"inputs": {1: torch.export.Dim("length", min=2, max=64)}}
     exported = torch.export.export(layers, (torch.randn(2, 6, width),), dynamic_shapes=shapes, strict=False).module()
     compiled = torch.compile(layers, backend="aot_eager", fullgraph=True, dynamic=True)
     for slots in (3, 11):

@@ -185,8 +185,7 @@ def pieces() -> PreTrainedTokenizerFast:
 
 def test_ends_of_words():
     ids = torch.tensor([[1, 14, 15, 2, 3, 16], [4, 5, 17, 6, 18, 7]])
-    expected = [[0, 0, 1, 1, 0, 1], [1, 0, 1, 0, 1, 1]]
-    assert word_ends_of(pieces(), ids).int().tolist() == expected
+    assert word_ends_of(pieces(), ids).int().tolist() == [[0, 0, 1, 1, 0, 1], [1, 0, 1, 0, 1, 1]]
     letters = "abcdefgh "
     for text, tokens in (("ab cd", "Ġ"), ("ab cd", "▁")):
         vocabulary = {x: n for n, x in enumerate(letters.replace(" ", tokens))} | {f"{tokens}c": 9}

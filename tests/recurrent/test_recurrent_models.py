@@ -200,9 +200,8 @@ class TestGenerate:
         options = {"max_new_tokens": 5, "eos_token_id": 28, "return_dict_in_generate": True}
         options["suppress_tokens"] = [BOUNDARY, 28, PADDING]
         word = model.generate(ids, **options).sequences[0, 4]
-        result = model.generate(
-            ids, stopping_criteria=StoppingCriteriaList([lambda ids, *_, **__: ids[:, -1] == word]), **options
-        )
+        criteria = StoppingCriteriaList([lambda ids, *_, **__: ids[:, -1] == word])
+        result = model.generate(ids, stopping_criteria=criteria, **options)
         end = 4 + int((result.sequences[0, 3:] == word).long().argmax())
         assert result.sequences[0, end:].tolist() == [PADDING] * (result.sequences.shape[1] - end)
         assert max(end for _, end in result.spans[0]) == end
@@ -251,8 +250,7 @@ SEVENS = torch.full((1, 4), 7)
     ],
 )
 def test_bad_input_is_named(name, arguments, message):
-    model = make_model(name)
-    refused(message, model, **arguments)
+    refused(message, make_model(name), **arguments)
 
 
 # ---------------------------------------------------------------------------------------------------- classification
@@ -263,8 +261,7 @@ def test_classifier_reads_the_last_token(name, left, tmp_path):
     ids, mask = ids_of(7, 3, left=left)
     output = model(ids, attention_mask=mask, labels=torch.tensor([0, 2]))
     for row in range(2):
-        own = ids[row][mask[row].bool()][None]
-        torch.testing.assert_close(output.logits[row], model(own).logits[0])
+        torch.testing.assert_close(output.logits[row], model(ids[row][mask[row].bool()][None]).logits[0])
     torch.testing.assert_close(output.loss, -output.logits.log_softmax(-1)[[0, 1], [0, 2]].mean())
     assert set(output.losses) == {"classification"}
     rate = "dropout" if name.startswith("prpn") else "output_dropout"
@@ -304,22 +301,22 @@ def test_trees_and_probabilities(name, end, begin, decoder):
         assert parsed.brackets(list("abcdef")).replace("(", "").replace(")", "") == "a b c d e f"
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("on_lstm", {"distances": "gold"}, "gold"),
-        ("on_lstm", {"distances": "supervised"}, "Layer 1 has no supervised distances"),
-        ("on_lstm", {"layer": 3}, "Layer 3"),
-        ("on_lstm", {"word_ends": torch.ones(1, 3)}, "word_ends"),
-        ("on_lstm", {"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
-        ("on_lstm", {"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids has no token"),
-        ("palm", {"input_ids": torch.zeros(1, 2).long()}, "no token"),
-        ("palm", {"method": "distance"}, "distance"),
-        ("awd_lstm", {}, "span_attention=False"),
-        ("prpn", {"method": "search"}, "method 'search'"),
-        ("prpn", {"distances": "supervised"}, "no supervised distances"),
-    ],
-)
+BAD_PARSE_OPTIONS = [
+    ("on_lstm", {"distances": "gold"}, "gold"),
+    ("on_lstm", {"distances": "supervised"}, "Layer 1 has no supervised distances"),
+    ("on_lstm", {"layer": 3}, "Layer 3"),
+    ("on_lstm", {"word_ends": torch.ones(1, 3)}, "word_ends"),
+    ("on_lstm", {"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
+    ("on_lstm", {"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids has no token"),
+    ("palm", {"input_ids": torch.zeros(1, 2).long()}, "no token"),
+    ("palm", {"method": "distance"}, "distance"),
+    ("awd_lstm", {}, "span_attention=False"),
+    ("prpn", {"method": "search"}, "method 'search'"),
+    ("prpn", {"distances": "supervised"}, "no supervised distances"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), BAD_PARSE_OPTIONS)
 def test_bad_options_of_parse_are_named(name, options, message):
     refused(message, make_model(name).parse, **{"input_ids": ids_of(4)[0], **options})
 
@@ -338,11 +335,8 @@ def test_supervision_without_end_token(name):
     model = make_model(name, eos_token_id=None, bos_token_id=None)
     ids, _ = ids_of(6)
     distances = torch.tensor([[5.0, 1, 2, 3, 1, 2]])
-    losses = model(ids, labels=ids, distances=distances).losses
-    torch.testing.assert_close(
-        losses["syntactic_distance"],
-        make_model(name)(ids, labels=ids, distances=distances).losses["syntactic_distance"],
-    )
+    found, expected = (one(ids, labels=ids, distances=distances).losses for one in (model, make_model(name)))
+    torch.testing.assert_close(found["syntactic_distance"], expected["syntactic_distance"])
 
 
 @pytest.mark.parametrize("scope", ["sentence", "batch"])
@@ -356,8 +350,7 @@ def test_supervised_loss_is_that_of_all_pairs(name, scope):
     sentences = [[0, 1, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 2, 3, 3]] if scope == "sentence" else None
     gold, mask = torch.randint(1, 4, ids.shape).float(), ids != PADDING
     gold[0, 6] = math.nan
-    labels = ids.masked_fill(~mask, -100)
-    output = model(ids, attention_mask=mask.long(), labels=labels, distances=gold)
+    output = model(ids, attention_mask=mask.long(), labels=ids.masked_fill(~mask, -100), distances=gold)
     seen, layers = gold.masked_fill(~mask, math.nan).tolist(), (5 * output.syd_distances).unbind(1)
     pairs = sum(ranking_loss(layer.tolist(), seen, 0.4, scope, "sum", sentences) for layer in layers)
     assert output.losses["syntactic_distance"].item() == pytest.approx(pairs, rel=1e-5) and pairs > 0
@@ -366,15 +359,15 @@ def test_supervised_loss_is_that_of_all_pairs(name, scope):
         assert "weight" not in key or not ("split_head" in key or "supervised_head" in key) or gradient.any(), key
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "message"),
-    [
-        ("on_lstm", 6, "does not learn from trees"),
-        ("on_lstm, split head", 5, r"distances \(1, 5\), input_ids"),
-        ("prpn", 6, "parsing_network='recurrent'"),
-        ("prpn, syd", 5, "need equal shapes"),
-    ],
-)
+BAD_DISTANCES = [
+    ("on_lstm", 6, "does not learn from trees"),
+    ("on_lstm, split head", 5, r"distances \(1, 5\), input_ids"),
+    ("prpn", 6, "parsing_network='recurrent'"),
+    ("prpn, syd", 5, "need equal shapes"),
+]
+
+
+@pytest.mark.parametrize(("name", "width", "message"), BAD_DISTANCES)
 def test_bad_distances_are_named(name, width, message):
     ids, _ = ids_of(6)
     refused(message, make_model(name), ids, labels=ids, distances=torch.ones(1, width))

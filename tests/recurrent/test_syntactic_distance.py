@@ -44,16 +44,14 @@ def test_every_order_of_the_gaps_is_a_tree(length):
 
 
 def test_distances_are_heights():
-    spans = [(0, 2), (0, 3), (4, 6), (3, 6), (0, 6)]
-    assert spans_to_distances(spans, 6) == [4, 1, 2, 3, 2, 1]
+    assert spans_to_distances([(0, 2), (0, 3), (4, 6), (3, 6), (0, 6)], 6) == [4, 1, 2, 3, 2, 1]
     assert spans_to_distances([], 1) == [1]
     refused("missing", spans_to_distances, [(0, 2)], 3)
 
 
 def test_long_sentences():
     assert distances_to_spans(range(20000)) == [(0, i) for i in range(2, 20001)]
-    generator = random.Random(2)
-    spans = random_tree(3000, generator)
+    spans = random_tree(3000, random.Random(2))
     assert distances_to_spans(spans_to_distances(spans, 3000)) == spans
 
 

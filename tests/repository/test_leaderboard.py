@@ -54,8 +54,7 @@ def test_commands_of_a_row(name: str, corpus: Path) -> None:
                 types = [ModelAndDataArguments, OF_TRAINER[Path(program).stem], TrainingArguments]
                 parse_arguments(types, [*own, "--use-cpu"])
             else:
-                recipe = RECIPES[Path(program).stem]
-                parse_arguments(recipe.parts.values(), own)
+                parse_arguments(RECIPES[Path(program).stem].parts.values(), own)
         else:
             check_options(words[1:])
 

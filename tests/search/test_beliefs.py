@@ -12,7 +12,7 @@ import torch
 from hf_synlm.search.beliefs import renyi_divergence
 from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import SEARCHING, model_and_tokenizer
-from tests.helpers.search_models import gpst, padded, rnng
+from tests.helpers.search_models import gpst, padded, rnng, varied
 from tests.models.tree_lm.test_modeling_tree_lm import tiny
 from tests.reference.exhaustive_search import GEN, log_prob, prefix_derivations, run
 from tests.reference.rnng_search import SHIFT, Grammar
@@ -122,10 +122,7 @@ def opinionated(make: Callable[..., Any], scale: float, *args: Any, **fields: An
     """A model whose words depend on the tree; freshly drawn ones hardly do."""
     model = make(*args, **fields)
     torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(scale * torch.randn_like(parameter))
-    return model
+    return varied(model, scale)
 
 
 RNNG = {"nonterminals": ["S"], "max_open_nonterminals": 2, "max_consecutive_nonterminals": 1}

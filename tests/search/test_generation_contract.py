@@ -71,8 +71,7 @@ def test_outputs(model, mode, use_cache):
         output_logits=True,
     )  # fmt: skip
     beams = options.get("num_beams", 1)
-    kind = GenerateDecoderOnlyOutput if beams == 1 else GenerateBeamDecoderOnlyOutput
-    assert isinstance(output, kind)
+    assert isinstance(output, GenerateDecoderOnlyOutput if beams == 1 else GenerateBeamDecoderOnlyOutput)
     assert len(output.scores) == len(output.logits) == NEW
     rows = 2 * (beams if beams > 1 else options.get("num_return_sequences", 1))
     for scores in output.scores:
@@ -102,8 +101,7 @@ def test_transition_scores(model, num_beams):
     options = {"num_beams": num_beams, "num_return_sequences": num_beams, "length_penalty": 0.0}
     options |= {"output_scores": True, "return_dict_in_generate": True}
     output = generate(model, prompts(), **options, **stock(model))
-    beams = output.get("beam_indices")
-    found = model.compute_transition_scores(output.sequences, output.scores, beams)
+    found = model.compute_transition_scores(output.sequences, output.scores, output.get("beam_indices"))
     assert found.shape == (2 * num_beams, NEW)
     if num_beams > 1:
         torch.testing.assert_close(found.sum(1), output.sequences_scores)
@@ -212,17 +210,16 @@ def test_other_end_tokens_only_stop(model, mode):
                     assert found[0, PROMPT:].tolist() == cut
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prompt_lookup_num_tokens": 2}, "Use greedy search"),
-        ({"assistant_model": "itself"}, "Use greedy search"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "Use greedy search"),
-        ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}, "Use greedy search"),
-        ({"not_an_option": 1}, "not_an_option"),
-    ],
-    ids=str,
-)
+NOT_SUPPORTED = [
+    ({"prompt_lookup_num_tokens": 2}, "Use greedy search"),
+    ({"assistant_model": "itself"}, "Use greedy search"),
+    ({"penalty_alpha": 0.6, "top_k": 4}, "Use greedy search"),
+    ({"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.0}, "Use greedy search"),
+    ({"not_an_option": 1}, "not_an_option"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), NOT_SUPPORTED, ids=str)
 def test_what_is_not_supported_is_an_error(model, options, message):
     options = dict(options)
     if "assistant_model" in options:

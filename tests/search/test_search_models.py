@@ -162,8 +162,7 @@ def test_processors_see_words_of_every_hypothesis(name: str, mode: dict) -> None
     """One row of words per hypothesis, and what they forbid is not generated; also where texts may end."""
     model, ids = search_model(name), [[9, 11], [8, 10]]
     for end in ({}, {"eos_token_id": model.config.eos_token_id, "min_new_tokens": 5}):
-        plain = generate(model, ids, **mode, **end)
-        forbidden, shapes = plain.sequences[0, 2], []
+        forbidden, shapes = generate(model, ids, **mode, **end).sequences[0, 2], []
 
         def forbid(ids: Tensor, scores: Tensor, seen: list = shapes, word: Tensor = forbidden) -> Tensor:
             seen.append((tuple(ids.shape), tuple(scores.shape)))

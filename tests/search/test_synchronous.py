@@ -132,8 +132,7 @@ def test_next_token_distribution_is_exact(model: GPSTForCausalLM) -> None:
 
 def test_negligible_successors_change_nothing() -> None:
     """Very deep stacks: leaving out successors below exp(-25) of the mass saves rows, not probability."""
-    model = gpst(gen_bias=12.0)
-    search = model.word_search(2)
+    search = gpst(gen_bias=12.0).word_search(2)
     state = search.begin(2, torch.device("cpu"))
     with torch.no_grad():
         for token in torch.randint(5, 40, (30, 2)):

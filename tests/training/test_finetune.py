@@ -438,11 +438,8 @@ def test_two_processes_train_and_evaluate_like_one(models: Path, files: dict[str
 def test_trees_are_searched_once(models: Path, files: dict[str, str], tmp_path: Path, monkeypatch, capfd) -> None:
     """By the pretrained model, of every row; and by the final model, of the rows for validation."""
     rows, plain = [], hf_synlm.RNNGForSequenceClassification.best_trees
-    monkeypatch.setattr(
-        hf_synlm.RNNGForSequenceClassification,
-        "best_trees",
-        lambda *inputs: rows.append(len(inputs[1])) or plain(*inputs),
-    )
+    noted = lambda *inputs: rows.append(len(inputs[1])) or plain(*inputs)  # noqa: E731
+    monkeypatch.setattr(hf_synlm.RNNGForSequenceClassification, "best_trees", noted)
     limits = ("--max-train-samples", "5", "--max-eval-samples", "2", "--evaluation-steps", "1")
     results = run("glue", models / "rnng", files, tmp_path / "out", *limits)
     assert rows == [5, 2, 2] and len(results["evaluations"]) == 3
@@ -503,31 +500,31 @@ def test_classes_are_counted_from_zero(label: Any) -> None:
     refused(r"label", finetune_glue.infer_task, table, "training data")
 
 
-@pytest.mark.parametrize(
-    ("script", "name", "flags", "match"),
-    [
-        ("glue", "gpt2", ("--task-name", "xnli"), "xnli"),
-        ("glue", "gpt2", ("--train-files", "missing.jsonl"), "missing.jsonl"),  # also the plural
-        ("glue", "gpt2", ("--train-file", __file__), ".py'"),
-        ("glue", "gpt2", ("--validation-mismatched-file", __file__), "validation-mismatched-file"),
-        ("glue", "gpt2", ("--config-overrides", "n_layers=3"), "n_layers"),
-        ("glue", "", (), "--model-name-or-path is not set"),
-        ("glue", "gpt2", ("--tokenizer-name", "{wide}"), "420 tokens.* 400"),
-        ("summarization", "gpst", ("--text-column", "body"), "body"),
-        ("summarization", "gpst", ("--summary-column", "other"), "train data .*other of row 0"),
-        ("summarization", "gpst", ("--max-source-length", "60"), "64 positions"),
-        ("summarization", "gpst", ("--generation-options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
-        ("summarization", "gpst", ("--prompt", " "), "prompt"),
-        ("summarization", "gpt2", ("--max-new-tokens", "60"), "max_new_tokens 60.* 64 positions"),
-        ("summarization", "rnng", (), "RNNG"),
-        ("summarization", "bart", (), "bart"),
-        ("induction", "gpt2", (), "gpt2"),
-        ("induction", "gpst", ("--methods", "cky"), "cky"),
-        ("induction", "gpst", ("--max-sentence-tokens", "1"), "limits on length"),
-        ("induction", "gpst", ("--max-tree-words", "1"), "6 sentences"),
-        ("induction", "gpst", ("--config-overrides", "merge_noise=-1"), "merge_noise"),
-    ],
-)
+BAD_INPUT = [
+    ("glue", "gpt2", ("--task-name", "xnli"), "xnli"),
+    ("glue", "gpt2", ("--train-files", "missing.jsonl"), "missing.jsonl"),  # also the plural
+    ("glue", "gpt2", ("--train-file", __file__), ".py'"),
+    ("glue", "gpt2", ("--validation-mismatched-file", __file__), "validation-mismatched-file"),
+    ("glue", "gpt2", ("--config-overrides", "n_layers=3"), "n_layers"),
+    ("glue", "", (), "--model-name-or-path is not set"),
+    ("glue", "gpt2", ("--tokenizer-name", "{wide}"), "420 tokens.* 400"),
+    ("summarization", "gpst", ("--text-column", "body"), "body"),
+    ("summarization", "gpst", ("--summary-column", "other"), "train data .*other of row 0"),
+    ("summarization", "gpst", ("--max-source-length", "60"), "64 positions"),
+    ("summarization", "gpst", ("--generation-options", "num_beams=2,num_beam_groups=2"), "num_beam_groups"),
+    ("summarization", "gpst", ("--prompt", " "), "prompt"),
+    ("summarization", "gpt2", ("--max-new-tokens", "60"), "max_new_tokens 60.* 64 positions"),
+    ("summarization", "rnng", (), "RNNG"),
+    ("summarization", "bart", (), "bart"),
+    ("induction", "gpt2", (), "gpt2"),
+    ("induction", "gpst", ("--methods", "cky"), "cky"),
+    ("induction", "gpst", ("--max-sentence-tokens", "1"), "limits on length"),
+    ("induction", "gpst", ("--max-tree-words", "1"), "6 sentences"),
+    ("induction", "gpst", ("--config-overrides", "merge_noise=-1"), "merge_noise"),
+]
+
+
+@pytest.mark.parametrize(("script", "name", "flags", "match"), BAD_INPUT)
 def test_bad_input_is_refused_before_training(script, name, flags, match, models, files, tmp_path):
     wide = transformers.AutoTokenizer.from_pretrained(models / "gpt2")
     wide.add_tokens([f"<{k}>" for k in range(20)])
@@ -576,18 +573,18 @@ def read_own(path: Path, **more: Any) -> tuple[TextTask, finetune_glue.Part]:
     return task, parts["training"]
 
 
-@pytest.mark.parametrize(
-    ("header", "rows", "columns", "classes"),
-    [
-        ("guid,sentence,label", ["a0,we agree,0", "a1,null,1"], ("sentence",), ("0", "1")),
-        ("sentence1,sentence2,url,label", ["a,b,x,no", "NA,None,y,yes"], ("sentence1", "sentence2"), ("no", "yes")),
-        ("idx,review,label", ["7,nan,true", "8,good,false"], ("review",), ("false", "true")),
-        ("idx,review,label", ["7,n/a,True", "8,good,False"], ("review",), ("False", "True")),
-        ("year,label", ["2024,1", "007,2"], ("year",), ("1", "2")),
-        ("text,label", ["null,1.0", "good,0.0"], ("text",), ("0", "1")),
-        ("text,label", ["null,1.5", "good,0.0"], ("text",), ()),
-    ],
-)
+OWN_TABLES = [
+    ("guid,sentence,label", ["a0,we agree,0", "a1,null,1"], ("sentence",), ("0", "1")),
+    ("sentence1,sentence2,url,label", ["a,b,x,no", "NA,None,y,yes"], ("sentence1", "sentence2"), ("no", "yes")),
+    ("idx,review,label", ["7,nan,true", "8,good,false"], ("review",), ("false", "true")),
+    ("idx,review,label", ["7,n/a,True", "8,good,False"], ("review",), ("False", "True")),
+    ("year,label", ["2024,1", "007,2"], ("year",), ("1", "2")),
+    ("text,label", ["null,1.0", "good,0.0"], ("text",), ("0", "1")),
+    ("text,label", ["null,1.5", "good,0.0"], ("text",), ()),
+]
+
+
+@pytest.mark.parametrize(("header", "rows", "columns", "classes"), OWN_TABLES)
 @pytest.mark.parametrize("ending", [".csv", ".tsv"])
 def test_columns_and_labels_of_own_tables(header, rows, columns, classes, ending, tmp_path: Path, capsys) -> None:
     """Cells are the text that stands there; one or two columns of text are known, and classes named, and printed."""

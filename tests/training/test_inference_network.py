@@ -44,8 +44,7 @@ def test_crf_is_the_sum_over_all_trees(scores: torch.Tensor) -> None:
         log_probs = totals.log_softmax(0)
         entropy.append(-(log_probs.exp() * log_probs).sum())
         assert log_partition[row].item() == pytest.approx(totals.logsumexp(0).item(), abs=1e-10)
-        own = crf.log_prob(trees.expand(4, -1, -1, -1))[row]
-        torch.testing.assert_close(own, log_probs)
+        torch.testing.assert_close(crf.log_prob(trees.expand(4, -1, -1, -1))[row], log_probs)
         best = spans[int(totals.argmax())]
         assert torch.equal(argmax[row], table(best, 7))
         actions = spans_to_actions([(i, j + 1) for i, j in best if j > i], length)
@@ -63,9 +62,8 @@ def test_crf_is_the_sum_over_all_trees(scores: torch.Tensor) -> None:
 def test_trees_are_drawn_with_their_probability(scores: torch.Tensor) -> None:
     crf = BinaryTreeCRF(scores, LENGTHS)
     drawn = crf.sample(40_000)
-    log_probs = crf.log_prob(drawn)
     # The mean of - log p is the entropy; its error is a few of 1 / sqrt(40,000).
-    torch.testing.assert_close(-log_probs.mean(1), crf.entropy(), atol=0.02, rtol=0)
+    torch.testing.assert_close(-crf.log_prob(drawn).mean(1), crf.entropy(), atol=0.02, rtol=0)
     for row, length in enumerate(LENGTHS.tolist()):
         trees, counts = drawn[row].flatten(1).unique(dim=0, return_counts=True)
         probs = crf.log_prob(trees.view(1, -1, 7, 7).expand(4, -1, -1, -1))[row].exp()

@@ -7,9 +7,7 @@ import pytest
 
 from hf_synlm.data.files import PARTIAL_SUFFIX
 from hf_synlm.training.arguments import base as run_arguments
-from hf_synlm.training.engine import checkpoints
-from hf_synlm.training.engine import output_folder as folders
-from hf_synlm.training.engine import run as common
+from hf_synlm.training.engine import checkpoints, output_folder as folders, run as common
 from hf_synlm.training.programs import finetune_glue, finetune_grammar_induction
 from hf_synlm.training.tasks import finetuning
 from tests.helpers.refusals import raised, refused

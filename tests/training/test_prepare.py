@@ -21,8 +21,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from datasets import Dataset, load_from_disk
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -112,11 +111,8 @@ def decoded(text: PreparedText) -> list[list[str]]:
 
 def files_in(folder: Path) -> dict[str, bytes]:
     """Content of all files but locks, which are empty."""
-    return {
-        str(x.relative_to(folder)): x.read_bytes()
-        for x in sorted(folder.rglob("*"))
-        if x.is_file() and x.name[0] != "."
-    }
+    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name[0] != ".")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
 def corpus_of(folder: Path, shards_of_blocks: list[list[dict]]) -> PreparedCorpus:
@@ -144,8 +140,7 @@ def encoded(documents: list[list[list[int]]], is_open: bool = False) -> dict:
 
 
 def test_embedded_corpus(tmp_path, small_blocks):
-    arguments = CorpusArguments(tokenizer_vocab_size=500, train_files=["embedded"])
-    text = prepare(arguments, tmp_path)
+    text = prepare(CorpusArguments(tokenizer_vocab_size=500, train_files=["embedded"]), tmp_path)
     documents = [part for part in TEXT.split("\n\n") if part.strip()]
     assert (text.train.num_documents, text.train.num_sentences) == (10, 3361) == (len(documents), 3361)
     assert len(text.train.records) > 2 and text.train.counts == {}
@@ -454,33 +449,32 @@ def test_rows_larger_than_a_block_are_read_in_pieces(tmp_path, monkeypatch):
     assert "".join(block.text for block in blocks) == f"{row}\n\nNext.\n\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16LE without a BOM. Convert it: iconv"),
-        ("a.txt", "(S (NN cat))".encode("utf-16"), "a.txt begins with a tree"),
-        ("a.txt", "Text.".encode("utf-16")[:-1], "a.txt: 'utf-16-le' codec can't decode byte"),
-        ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed in an unknown format. Unpack it"),
-        ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text-column to one of \['body'\]"),
-        ("a.jsonl", '{"text": 7}', "a.jsonl: column 'text' holds int, not text"),
-        ("a.json", '[{"text": "x"}', "a.json is not JSON"),
-        ("a.csv", "a,b\n1,2", "no column 'text'"),
-        ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give its words, or pass"),
-        ("a.txt", b"(S1 (S (NP=2 (DT The) (NN cat))))", "a.txt begins with a tree"),
-        ("a.txt", b"(S-1 (NN cat))", "a.txt begins with a tree"),
-        ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
-        ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
-        ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
-    ],
-)
+UNREADABLE = [
+    ("a.txt", "Text.".encode("utf-16-le"), "is UTF-16LE without a BOM. Convert it: iconv"),
+    ("a.txt", "(S (NN cat))".encode("utf-16"), "a.txt begins with a tree"),
+    ("a.txt", "Text.".encode("utf-16")[:-1], "a.txt: 'utf-16-le' codec can't decode byte"),
+    ("a.jsonl", b"\x28\xb5\x2f\xfd zstd", "a.jsonl is compressed in an unknown format. Unpack it"),
+    ("a.jsonl", '{"body": "x"}', r"no column 'text'. Set --text-column to one of \['body'\]"),
+    ("a.jsonl", '{"text": 7}', "a.jsonl: column 'text' holds int, not text"),
+    ("a.json", '[{"text": "x"}', "a.json is not JSON"),
+    ("a.csv", "a,b\n1,2", "no column 'text'"),
+    ("a.txt", b"( (S (NP (DT The) (NN cat)))\n)", "a.txt begins with a tree. Give its words, or pass"),
+    ("a.txt", b"(S1 (S (NP=2 (DT The) (NN cat))))", "a.txt begins with a tree"),
+    ("a.txt", b"(S-1 (NN cat))", "a.txt begins with a tree"),
+    ("a.txt", b"PAR1 table", "a.txt is Parquet. Give it a name that ends in .parquet"),
+    ("a.parquet", b"PAR1 no", "cannot be read as Parquet"),
+    ("a.jsonl", "no\njson", r"has no tokens. Check files and options \(2 dropped rows .not JSON objects."),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), UNREADABLE)
 def test_unreadable_sources_are_named(name, content, message, tmp_path, tokenizer_folder):
     path = write(tmp_path / name, content)
     good = write(tmp_path / "good.txt", "Good.")
     arguments = CorpusArguments(train_files=[path], validation_files=[good], tokenizer_name=tokenizer_folder)
     refused(message, prepare, arguments, tmp_path / "out")
     # Nothing was finished, so another text may take its place.
-    text = prepare(replace(arguments, train_files=[good]), tmp_path / "out")
-    assert text.train.num_documents == 1
+    assert prepare(replace(arguments, train_files=[good]), tmp_path / "out").train.num_documents == 1
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -587,8 +581,7 @@ def test_finished_folder_without_text(prepared, tmp_path):
 
     for options in ({}, {"tokenizer_name": arguments.tokenizer_name}, {"preprocessing_num_workers": 4}):
         assert given(**options).takes_finished
-        found = prepare(given(**options), tmp_path / "out")
-        assert found.train.fingerprint() == text.train.fingerprint()
+        assert prepare(given(**options), tmp_path / "out").train.fingerprint() == text.train.fingerprint()
     # The tokenizer was named: a configuration may say how one is trained.
     assert prepare(given(tokenizer_type="wordpiece", tokenizer_vocab_size=77), tmp_path / "out")
     made_with = tmp_path / "out" / "tokenizer" / shards.MADE_FROM_FILE
@@ -729,8 +722,7 @@ def test_lists_may_be_empty(tmp_path, tokenizer_folder):
     good = write(tmp_path / "good.txt", "Good.")
     text = f"train_files: {good}\nvalidation_files: [{good}]\ntokenizer_name: {tokenizer_folder}\n"
     config = write(tmp_path / "a.yaml", text + "train_trees: [absent.txt]\n")
-    flags = ["--output-dir", str(tmp_path / "out"), "--config", config, "--train-trees"]
-    assert main(flags) == 0
+    assert main(["--output-dir", str(tmp_path / "out"), "--config", config, "--train-trees"]) == 0
     (data,) = parse_arguments([DataArguments], ["--config", config, "--train-trees"])
     assert (data.train_files, data.train_trees) == ([good], [])
     (data,) = parse_arguments([DataArguments], ["--config", write(tmp_path / "b.yaml", text + "train_trees: []")])
@@ -892,9 +884,8 @@ def test_datasets_travel_to_other_processes(tmp_path, prepared):
     assert len(sent) < 4000  # no tokens, no index
     for item, again in zip(items, pickle.loads(sent), strict=True):
         assert all((item[name] == again[name]).all() for name in item)
-    loader = torch.utils.data.DataLoader(
-        dataset, batch_size=None, num_workers=2, multiprocessing_context="fork", collate_fn=dict
-    )
+    options = {"num_workers": 2, "multiprocessing_context": "fork", "collate_fn": dict}
+    loader = torch.utils.data.DataLoader(dataset, batch_size=None, **options)
     assert [item["input_ids"].tolist() for item in loader] == [item["input_ids"].tolist() for item in items]
 
 

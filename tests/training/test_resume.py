@@ -233,14 +233,14 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("flags", "setting"),
-    [
-        ("--bptt 9", r"bptt 60 \(now 9\)"),
-        ("--schedule sgd-asgd", r"schedule_schedule 'adam-plateau' \(now 'sgd-asgd'\)"),
-        ("--validation-files {test}", r"validation '.*' \(now '.*'\)"),
-    ],
-)
+OTHER_SETTINGS = [
+    ("--bptt 9", r"bptt 60 \(now 9\)"),
+    ("--schedule sgd-asgd", r"schedule_schedule 'adam-plateau' \(now 'sgd-asgd'\)"),
+    ("--validation-files {test}", r"validation '.*' \(now '.*'\)"),
+]
+
+
+@pytest.mark.parametrize(("flags", "setting"), OTHER_SETTINGS)
 def test_other_settings_are_named(flags: str, setting: str, straight_run: Callable[..., Straight], capsys) -> None:
     straight, run = straight_run("awd_lstm", capsys)
     flags = flags.format(test=straight.parent / "trees.test.txt")
@@ -283,8 +283,7 @@ def test_signal_saves_and_ends_without_error(gpst: Callable[..., ScriptRun], str
     assert checkpoint.name == "step_2"
     assert f"stopped by SIGINT at step 2: saved in {checkpoint}. The same command continues" in text
     assert not (run.output_dir / "all_results.json").exists()
-    again = gpst("signal", "--checkpointing-steps", "0")
-    assert f"resumed from {checkpoint} at step 2" in again.finish()
+    assert f"resumed from {checkpoint} at step 2" in gpst("signal", "--checkpointing-steps", "0").finish()
     same_run(run.output_dir, straight)
 
 

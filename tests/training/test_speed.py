@@ -3,7 +3,6 @@
 import copy
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,22 +13,15 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.training.arguments.base import TrainingArguments
-from hf_synlm.training.engine import checkpoints, samplers
-from hf_synlm.training.engine import run as common
+from hf_synlm.training.engine import checkpoints, run as common, samplers
 from hf_synlm.training.engine.speed import SpeedMeter, for_bar, peak_tflops
 from hf_synlm.training.engine.steps import StepReport
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import reset_accelerate
-from tests.training.test_training_loop import gpst_rows, losses, make_run, train
+from tests.training.test_training_loop import fresh_accelerate, gpst_rows, losses, make_run, train  # noqa: F401
 
 TOKENS = int(gpst_rows()["attention_mask"].sum())  # of a step
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    yield
-    reset_accelerate()
 
 
 # ---------------------------------------------------------------------------------------------- speed

@@ -150,8 +150,7 @@ def test_sentences_of_one_word_are_left_out(run: Run, tmp_path: Path) -> None:
     """In training and in evaluation, for they have probability 0; so do blank lines."""
     lines = ("the cat sees the dog", "yes", "", "a dog sings", "no")
     flags = ("--max-train-steps", "2", "--tokenizer-min-frequency", "1", *of_text(tmp_path, *lines))
-    found = run(tmp_path / "out", *flags)
-    assert found["evaluations"][-1]["losses"]["tokens"] == 6 + 4
+    assert run(tmp_path / "out", *flags)["evaluations"][-1]["losses"]["tokens"] == 6 + 4
     vocabulary = json.loads((tmp_path / "out" / "model" / "tokenizer.json").read_text())["model"]["vocab"]
     assert "sings" in vocabulary and not {"yes", "no"} & set(vocabulary)
     file = str(tmp_path / "text.txt")
@@ -192,18 +191,18 @@ def test_the_curriculum_counts_words(run: Run, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- refusals
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--tokenizer-type characters", "tokenizer-type is 'characters', but a PCFG reads words. Leave this option"),
-        ("--curriculum-words 2", "Raise --curriculum-words from 2 to 3, the shortest training sentence"),
-        ("--parse-options methods=viterbi", "parse_options: methods: not an option of .*method, "),
-        ("--parse-options method=search", "method 'search' is unknown"),
-        ("--gradient-accumulation-steps 99", "only 1 batches"),
-        ("--config-overrides grammar=dense,rank=3", "rank"),
-        ("--max-sentence-words 2", "there are no"),
-    ],
-)
+REFUSED = [
+    ("--tokenizer-type characters", "tokenizer-type is 'characters', but a PCFG reads words. Leave this option"),
+    ("--curriculum-words 2", "Raise --curriculum-words from 2 to 3, the shortest training sentence"),
+    ("--parse-options methods=viterbi", "parse_options: methods: not an option of .*method, "),
+    ("--parse-options method=search", "method 'search' is unknown"),
+    ("--gradient-accumulation-steps 99", "only 1 batches"),
+    ("--config-overrides grammar=dense,rank=3", "rank"),
+    ("--max-sentence-words 2", "there are no"),
+]
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
 def test_what_is_refused_before_training(flags: str, message: str, run: Run, tmp_path: Path) -> None:
     data = of_text(tmp_path, "the cat sees the dog", "a dog sings")
     (gold := tmp_path / "gold.txt").write_text("(S (NP (DT a) (NN dog)) (VBZ sings))\n")

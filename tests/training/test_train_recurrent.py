@@ -22,13 +22,10 @@ from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.trees.gold_treebank import make_treebank
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.evaluation.trees.treebank_parsing import parse_words
-from hf_synlm.training.arguments import base as run_arguments
-from hf_synlm.training.arguments import text as text_arguments
-from hf_synlm.training.engine import run as common
-from hf_synlm.training.engine import samplers
+from hf_synlm.training.arguments import base as run_arguments, text as text_arguments
+from hf_synlm.training.engine import run as common, samplers
 from hf_synlm.training.programs import train_recurrent
-from hf_synlm.training.tasks import stream_batches, text_recipe
-from hf_synlm.training.tasks import stream_schedule as schedules
+from hf_synlm.training.tasks import stream_batches, stream_schedule as schedules, text_recipe
 from tests.helpers.goldens import read_case
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import PACKAGE_FILES, TINY, last_wins, results_of, sample_treebank
@@ -61,23 +58,23 @@ TRIGGER = [4.0, 3.0, 3.5, 3.2, 3.1, 2.0]
 RISE = [1.0, 2.0, 1.5, 1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("losses", "changes", "expected"),
-    [
-        # Of the losses before the fifth, all but the last two have the minimum 3, which it exceeds.
-        (TRIGGER, {"non_monotone_interval": 2}, "fffffaa"),
-        (TRIGGER, {"non_monotone_interval": 3}, "fffffff"),
-        ([4.0, 3.0, 2.0, 1.0], {"non_monotone_interval": 1}, "fffff"),
-        # One loss before the interval is enough, none is not.
-        ([1.0, 2.0], {"non_monotone_interval": 1}, "fff"),
-        ([1.0, 2.0, 1.5], {"non_monotone_interval": 1}, "fffa"),
-        # The authors' code begins to fine-tune at this epoch or not at all.
-        (RISE, {"non_monotone_interval": 1, "finetuning_epoch": 5}, "fffaaFF"),
-        (RISE, {"non_monotone_interval": 1, "finetuning_epoch": 4}, "fffaFFF"),
-        (RISE, {"non_monotone_interval": 1, "finetuning_epoch": 3}, "fffaaaa"),
-        ([1.0] * 4, {"schedule": "adam-asgd", "averaging_epoch": 2, "finetuning_epoch": 4}, "ffaaF"),
-    ],
-)
+PHASES = [
+    # Of the losses before the fifth, all but the last two have the minimum 3, which it exceeds.
+    (TRIGGER, {"non_monotone_interval": 2}, "fffffaa"),
+    (TRIGGER, {"non_monotone_interval": 3}, "fffffff"),
+    ([4.0, 3.0, 2.0, 1.0], {"non_monotone_interval": 1}, "fffff"),
+    # One loss before the interval is enough, none is not.
+    ([1.0, 2.0], {"non_monotone_interval": 1}, "fff"),
+    ([1.0, 2.0, 1.5], {"non_monotone_interval": 1}, "fffa"),
+    # The authors' code begins to fine-tune at this epoch or not at all.
+    (RISE, {"non_monotone_interval": 1, "finetuning_epoch": 5}, "fffaaFF"),
+    (RISE, {"non_monotone_interval": 1, "finetuning_epoch": 4}, "fffaFFF"),
+    (RISE, {"non_monotone_interval": 1, "finetuning_epoch": 3}, "fffaaaa"),
+    ([1.0] * 4, {"schedule": "adam-asgd", "averaging_epoch": 2, "finetuning_epoch": 4}, "ffaaF"),
+]
+
+
+@pytest.mark.parametrize(("losses", "changes", "expected"), PHASES)
 def test_phases_of_epochs(losses: list[float], changes: dict[str, Any], expected: str) -> None:
     """The phase of each epoch, the one after the last loss included: f(irst), a(veraging), F(inetuning)."""
     schedule = arguments(**changes, averaging_learning_rate=7.0)
@@ -185,17 +182,17 @@ def test_segments_cover_the_rows() -> None:
         assert abs(len(some) / len(lengths) - share) < 0.01
 
 
-@pytest.mark.parametrize(
-    ("changes", "lengths"),
-    [
-        ({"bptt": 100}, [100] * 7 + [50]),
-        # Less than five tokens are no segment of their own.
-        ({"bptt": 149}, [149] * 5 + [5]),
-        ({"bptt": 187}, [187] * 3 + [189]),
-        ({"num_tokens": 13}, [3]),
-        ({"num_tokens": 13, "bptt": 1}, [1] * 3),
-    ],
-)
+FIXED = [
+    ({"bptt": 100}, [100] * 7 + [50]),
+    # Less than five tokens are no segment of their own.
+    ({"bptt": 149}, [149] * 5 + [5]),
+    ({"bptt": 187}, [187] * 3 + [189]),
+    ({"num_tokens": 13}, [3]),
+    ({"num_tokens": 13, "bptt": 1}, [1] * 3),
+]
+
+
+@pytest.mark.parametrize(("changes", "lengths"), FIXED)
 def test_fixed_segments_and_short_rows(changes: dict[str, int], lengths: list[int]) -> None:
     parts = epoch(variable=False, **changes)
     assert [part.length for part in parts] == lengths and {part.rate_scale for part in parts} == {1.0}
@@ -371,24 +368,24 @@ def test_continues_from_a_model_without_clipping(corpus: dict[str, str], tmp_pat
 
 
 # ---------------------------------------------------------------------------------------------- arguments
-@pytest.mark.parametrize(
-    ("architecture", "more", "message"),
-    [
-        ("on_lstm", ("--tree-supervision",), "--tree-supervision.*supervised_layers"),
-        ("palm", ("--config-overrides", "vocab_size=9"), "vocab_size"),
-        ("palm", ("--gradient-accumulation-steps", "2"), "--gradient-accumulation-steps is 2"),
-        ("palm", ("--per-device-train-batch-size", "999"), "999 rows"),
-        ("palm", ("--tokenizer-name", "{model}"), "pad_token"),
-        ("awd_lstm", ("--parse-options", "method=attention"), "parse-options.*awd_lstm"),
-        ("prpn", ("--batching", "sentences", "--gradient-accumulation-steps", "99"), " 99[.]"),
-        # Otherwise, these would show after the training.
-        ("palm", ("--parse-options", "decoder=biased"), "decoder.*method"),
-        ("on_lstm", ("--parse-options", "layer=7"), "Layer 7"),
-        ("prpn", ("--final-parsing-files", "{words}"), "test.words.txt"),
-        ("prpn", ("--test-batch-size", "999"), "test text: .*999 rows"),
-        ("prpn", ("--file-format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text"),
-    ],
-)
+CONFLICTS = [
+    ("on_lstm", ("--tree-supervision",), "--tree-supervision.*supervised_layers"),
+    ("palm", ("--config-overrides", "vocab_size=9"), "vocab_size"),
+    ("palm", ("--gradient-accumulation-steps", "2"), "--gradient-accumulation-steps is 2"),
+    ("palm", ("--per-device-train-batch-size", "999"), "999 rows"),
+    ("palm", ("--tokenizer-name", "{model}"), "pad_token"),
+    ("awd_lstm", ("--parse-options", "method=attention"), "parse-options.*awd_lstm"),
+    ("prpn", ("--batching", "sentences", "--gradient-accumulation-steps", "99"), " 99[.]"),
+    # Otherwise, these would show after the training.
+    ("palm", ("--parse-options", "decoder=biased"), "decoder.*method"),
+    ("on_lstm", ("--parse-options", "layer=7"), "Layer 7"),
+    ("prpn", ("--final-parsing-files", "{words}"), "test.words.txt"),
+    ("prpn", ("--test-batch-size", "999"), "test text: .*999 rows"),
+    ("prpn", ("--file-format", "text", "{files}", "{blank}", "--batching", "sentences"), "test text"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "more", "message"), CONFLICTS)
 def test_what_does_not_go_together_is_refused(architecture: str, more: tuple[str, ...], message: str, corpus, tmp_path):
     if "{model}" in more:
         other = word_tokenizer([["a"]])

@@ -21,11 +21,11 @@ from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.treebank import RNNGModelArguments
-from hf_synlm.training.engine import run as common
-from hf_synlm.training.engine import samplers
+from hf_synlm.training.engine import run as common, samplers
 from hf_synlm.training.engine.export import load_step
 from hf_synlm.training.programs import train_rnng
 from hf_synlm.training.tasks.tree_evaluation import spread
+from tests.helpers.commands import fail, run as run_command
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import TINY, cut_off, sample_files
 
@@ -60,8 +60,7 @@ def run(corpus: dict[str, str], program: Callable[..., dict]) -> Callable[..., d
 
 
 def parse(*flags: str) -> tuple:
-    recipe = train_rnng.RNNGRecipe
-    return run_arguments.parse_arguments(recipe.parts.values(), ("--output-dir", "x", *flags))
+    return run_arguments.parse_arguments(train_rnng.RNNGRecipe.parts.values(), ("--output-dir", "x", *flags))
 
 
 # ---------------------------------------------------------------------------------------------- batches
@@ -208,18 +207,14 @@ def test_lora_on_a_decoder_gives_an_adapter(corpus, decoder: str, program, capsy
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
     flags = backbone_flags(corpus, decoder, tmp_path / "cut", *lora, "--resume-from-checkpoint", "latest")
     refused("lora_alpha", program, "train_tree_lm", [*flags, "--lora-alpha", "3"])
-    again = program("train_tree_lm", flags)
-    assert again["evaluations"][-1] == whole["evaluations"][-1]
+    assert program("train_tree_lm", flags)["evaluations"][-1] == whole["evaluations"][-1]
     text = tmp_path / "text.txt"
     text.write_text("unbelievable economies\n")
-    assert main(["parse", str(text), "--model", str(folder)]) == 2 and "--backbone" in capsys.readouterr().err
-    assert main(["parse", str(text), "--model", str(folder), "--backbone", decoder]) == 0
-    assert "unbelievable" in capsys.readouterr().out
-    assert main(["parse", str(text), "--model", decoder, "--backbone", decoder]) == 2
-    assert "--backbone" in capsys.readouterr().err
+    assert "--backbone" in fail(capsys, "parse", text, "--model", folder)
+    assert "unbelievable" in run_command(capsys, "parse", text, "--model", folder, "--backbone", decoder)
+    assert "--backbone" in fail(capsys, "parse", text, "--model", decoder, "--backbone", decoder)
     for flags, named in ((["--lora-alpha", "3"], "lora-alpha"), ([*lora, "--lora-target-modules", "w"], "'w'")):
-        wrong = backbone_flags(corpus, decoder, tmp_path / "wrong", *flags)
-        refused(named, program, "train_tree_lm", wrong)
+        refused(named, program, "train_tree_lm", backbone_flags(corpus, decoder, tmp_path / "wrong", *flags))
 
 
 @pytest.mark.usefixtures("warm_verify")

@@ -75,8 +75,7 @@ def test_the_table_of_architectures_says_what_the_recipes_are() -> None:
             assert [task for task, found in tasks.items() if found] == [row.task] * (row.task in tasks)
             assert (recipe.prepare is not Recipe.prepare) == (row.learner != "default")
             if row.model is not None:
-                config = row.model_class.config_class
-                assert not row.preset or row.preset in config.presets
+                assert not row.preset or row.preset in row.model_class.config_class.presets
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -135,30 +134,30 @@ FINE_TUNING = {"learning_rate": 5e-5, "parser_learning_rate": 1e-3, "batch": 16,
 SUMMARIES = {**FINE_TUNING, "prompt": "Summary:", "max_source_length": 900, "max_target_length": 100}
 
 
-@pytest.mark.parametrize(
-    ("name", "processes", "published"),
-    [
-        # The sizes of presets are tested in tests/models.
-        ("rnng_ptb", 1, {**GRAMMARS, "model_preset": "rnng-15m", "tokenizer_vocab_size": 50000}),
-        ("rnng_ptb_subwords", 1, {**GRAMMARS, "model_preset": "rnng-35m", "tokenizer_vocab_size": 30720}),
-        ("lstm_ptb", 1, {**GRAMMARS, "model_preset": "lstm-15m", "tokenizer_vocab_size": 50000}),
-        ("lstm_ptb_subwords", 1, {**GRAMMARS, "model_preset": "lstm-35m", "tokenizer_vocab_size": 30720}),
-        ("on_lstm_ptb", 1, {"model_preset": "on-lstm-ptb", "config_overrides": {}}),
-        ("prpn_ptb", 1, {"model_preset": "prpn-ptb-word", "config_overrides": {}}),
-        ("palm_ptb", 1, {"model_preset": "palm-ptb", "config_overrides": {}}),
-        ("awd_lstm_ptb", 1, {"model_preset": "awd-lstm-ptb", "config_overrides": {}}),
-        ("tree_lm_bllip", 1, {**SURFACE, "model_preset": "transformer-grammar", "learning_rate": 1.5e-4,
-                              "max_train_steps": 108_000, "batch": 64, "adam_epsilon": 1e-8}),
-        ("pushdown_bllip", 1, {**SURFACE, "model_preset": "pushdown-bllip", "learning_rate": 1e-4,
-                               "max_train_steps": 300_000, "batch": 120, "adam_epsilon": 1e-7}),
-        ("glue", 8, {**FINE_TUNING, "num_train_epochs": 20, "batch": 512}),
-        ("induction_ptb", 8, {**FINE_TUNING, "num_train_epochs": 10, "batch": 32}),
-        ("summarization_xsum", 8, SUMMARIES),
-        ("summarization_cnn_dailymail", 8, SUMMARIES),
-        ("summarization_gigaword", 8, {**SUMMARIES, "num_train_epochs": 10, "batch": 64, "max_source_length": 400,
-                                       "max_target_length": 120}),
-    ],
-)  # fmt: skip
+PUBLISHED = [
+    # The sizes of presets are tested in tests/models.
+    ("rnng_ptb", 1, {**GRAMMARS, "model_preset": "rnng-15m", "tokenizer_vocab_size": 50000}),
+    ("rnng_ptb_subwords", 1, {**GRAMMARS, "model_preset": "rnng-35m", "tokenizer_vocab_size": 30720}),
+    ("lstm_ptb", 1, {**GRAMMARS, "model_preset": "lstm-15m", "tokenizer_vocab_size": 50000}),
+    ("lstm_ptb_subwords", 1, {**GRAMMARS, "model_preset": "lstm-35m", "tokenizer_vocab_size": 30720}),
+    ("on_lstm_ptb", 1, {"model_preset": "on-lstm-ptb", "config_overrides": {}}),
+    ("prpn_ptb", 1, {"model_preset": "prpn-ptb-word", "config_overrides": {}}),
+    ("palm_ptb", 1, {"model_preset": "palm-ptb", "config_overrides": {}}),
+    ("awd_lstm_ptb", 1, {"model_preset": "awd-lstm-ptb", "config_overrides": {}}),
+    ("tree_lm_bllip", 1, {**SURFACE, "model_preset": "transformer-grammar", "learning_rate": 1.5e-4,
+                          "max_train_steps": 108_000, "batch": 64, "adam_epsilon": 1e-8}),
+    ("pushdown_bllip", 1, {**SURFACE, "model_preset": "pushdown-bllip", "learning_rate": 1e-4,
+                           "max_train_steps": 300_000, "batch": 120, "adam_epsilon": 1e-7}),
+    ("glue", 8, {**FINE_TUNING, "num_train_epochs": 20, "batch": 512}),
+    ("induction_ptb", 8, {**FINE_TUNING, "num_train_epochs": 10, "batch": 32}),
+    ("summarization_xsum", 8, SUMMARIES),
+    ("summarization_cnn_dailymail", 8, SUMMARIES),
+    ("summarization_gigaword", 8, {**SUMMARIES, "num_train_epochs": 10, "batch": 64, "max_source_length": 400,
+                                   "max_target_length": 120}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "processes", "published"), PUBLISHED)
 def test_published_values(name: str, processes: int, published: dict[str, Any], files: dict[str, str]) -> None:
     _, values = parse(name, files)
     rows = values["per_device_train_batch_size"] * values["gradient_accumulation_steps"]

@@ -21,8 +21,7 @@ from hf_synlm.data.tokenizers import character_tokenizer, train_bpe_tokenizer, t
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.models.gpst.composition import GPSTPairEncoder
 from hf_synlm.training.arguments.base import TrainingArguments
-from hf_synlm.training.engine import checkpoints, loop, samplers, steps
-from hf_synlm.training.engine import run as common
+from hf_synlm.training.engine import checkpoints, loop, run as common, samplers, steps
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
 from hf_synlm.training.engine.recipe import Recipe
@@ -429,8 +428,7 @@ def test_changed_settings_are_named(tmp_path: Path) -> None:
     assert checkpoints.load_checkpoint(run.accelerator, folder, settings).settings == run.state.settings
     # How a tokenizer was last called changes nothing.
     tokenizer(["a b", "b"], padding=True, truncation=True, max_length=1)
-    again = common.course_settings(run.arguments, run.model.config, run.accelerator, tokenizer)
-    assert again == settings
+    assert common.course_settings(run.arguments, run.model.config, run.accelerator, tokenizer) == settings
     run.arguments.learning_rate = 0.5
     run.model.config.window_size = 7
     two = SimpleNamespace(num_processes=2, mixed_precision="bf16", distributed_type="MULTI_CPU")
@@ -466,5 +464,4 @@ def test_steps_read_the_batches_that_the_sampler_names(tmp_path: Path) -> None:
 
     reports = list(steps.optimizer_steps(run, batches, remember, StopSignals()))
     assert torch.equal(torch.cat(seen), rows.repeat(2, 1)) and run.state.consumed == 16
-    tokens = int((gpst_rows()["attention_mask"][:4]).sum())
-    assert reports[0].tokens == tokens
+    assert reports[0].tokens == int((gpst_rows()["attention_mask"][:4]).sum())

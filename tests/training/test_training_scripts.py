@@ -25,8 +25,7 @@ from hf_synlm.training.arguments import base as run_arguments
 from hf_synlm.training.arguments.contexts import DataArguments
 from hf_synlm.training.arguments.text import RecurrentModelArguments
 from hf_synlm.training.arguments.treebank import RNNGModelArguments
-from hf_synlm.training.engine import run as common
-from hf_synlm.training.engine import samplers
+from hf_synlm.training.engine import run as common, samplers
 from hf_synlm.training.programs import pretrain_gpst, train_pcfg, train_recurrent, train_rnng
 from hf_synlm.training.programs.prepare_text import prepare
 from hf_synlm.training.programs.pretrain_gpst import GPSTRecipe, collate_plain
@@ -242,36 +241,36 @@ NAMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("recipe", "flags", "message"),
-    [
-        *((recipe, given, given.split()[0]) for recipe, every in NAMED.items() for given in every),
-        (GPST, "--max-grad-norm -1", "--max-grad-norm.* -1"),
-        (GPST, "--learning-rate nan", "learning-rate.* nan"),
-        (GPST, "--push-to-hub", "--hub-model-id"),
-        (GPST, "--with-tracking --report-to paper", "report-to is 'paper'"),
-        (GPST, "--with-tracking --report-to wandb", "pip install wandb"),
-        (GPST, "--lr-scheduler-type exponential", "'exponential' .*linear.*cosine"),
-        (GPST, "--rows x", "--rows.*'x'"),
-        (GPST, "--config gpst_tinny", "'gpst_tinny'.* gpst_tiny\\?"),
-        (RNNG, "--architecture gru", "architecture is 'gru'"),
-        (RNNG, "--tokenizer-type bpe --lowercase", "lowercase"),
-        (RNNG, "--report-punctuation none", "--report-punctuation.*'none'"),
-        (RECURRENT, "--architecture gru", "architecture is 'gru'"),
-        (RECURRENT, "--tokenizer-type characters --lowercase", "lowercase is True"),
-        (RECURRENT, "--file-format text", "--train-files"),
-        (RECURRENT, "--file-format text --tree-supervision", "tree-supervision is True"),
-        (RECURRENT, f"--train-files {__file__}", "--validation-files"),
-        (RECURRENT, "--train-files nowhere.txt --validation-files nowhere.txt", "nowhere.txt"),
-        (RECURRENT, "--schedule adam-plateau --finetuning-epoch 3", "finetuning-epoch"),
-        (RECURRENT, "--lr-scheduler-type linear", "lr-scheduler-type is 'linear'"),
-        (RECURRENT, "--evaluation-steps 10", "evaluation"),
-        (RECURRENT, "--parsing-convention wsj", "--parsing-convention.*'wsj'"),
-        (PCFG, "--architecture gru", "architecture is 'gru'"),
-        (PCFG, "--curriculum-words 1", "curriculum-words is 1, .* Use 0 or at least 2"),
-        (PCFG, "--bptt 9", "--bptt is not an option"),
-    ],
-)
+BAD_VALUES = [
+    *((recipe, given, given.split()[0]) for recipe, every in NAMED.items() for given in every),
+    (GPST, "--max-grad-norm -1", "--max-grad-norm.* -1"),
+    (GPST, "--learning-rate nan", "learning-rate.* nan"),
+    (GPST, "--push-to-hub", "--hub-model-id"),
+    (GPST, "--with-tracking --report-to paper", "report-to is 'paper'"),
+    (GPST, "--with-tracking --report-to wandb", "pip install wandb"),
+    (GPST, "--lr-scheduler-type exponential", "'exponential' .*linear.*cosine"),
+    (GPST, "--rows x", "--rows.*'x'"),
+    (GPST, "--config gpst_tinny", "'gpst_tinny'.* gpst_tiny\\?"),
+    (RNNG, "--architecture gru", "architecture is 'gru'"),
+    (RNNG, "--tokenizer-type bpe --lowercase", "lowercase"),
+    (RNNG, "--report-punctuation none", "--report-punctuation.*'none'"),
+    (RECURRENT, "--architecture gru", "architecture is 'gru'"),
+    (RECURRENT, "--tokenizer-type characters --lowercase", "lowercase is True"),
+    (RECURRENT, "--file-format text", "--train-files"),
+    (RECURRENT, "--file-format text --tree-supervision", "tree-supervision is True"),
+    (RECURRENT, f"--train-files {__file__}", "--validation-files"),
+    (RECURRENT, "--train-files nowhere.txt --validation-files nowhere.txt", "nowhere.txt"),
+    (RECURRENT, "--schedule adam-plateau --finetuning-epoch 3", "finetuning-epoch"),
+    (RECURRENT, "--lr-scheduler-type linear", "lr-scheduler-type is 'linear'"),
+    (RECURRENT, "--evaluation-steps 10", "evaluation"),
+    (RECURRENT, "--parsing-convention wsj", "--parsing-convention.*'wsj'"),
+    (PCFG, "--architecture gru", "architecture is 'gru'"),
+    (PCFG, "--curriculum-words 1", "curriculum-words is 1, .* Use 0 or at least 2"),
+    (PCFG, "--bptt 9", "--bptt is not an option"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "flags", "message"), BAD_VALUES)
 def test_bad_values_are_refused_before_work(recipe: type, flags: str, message: str) -> None:
     refused(message, run_arguments.parse_arguments, recipe.parts.values(), ["--output-dir", "x", *flags.split()])
 

@@ -142,8 +142,7 @@ def test_one_head_learns_the_trees(tmp_path: Path) -> None:
     trainer = train(tmp_path, tree_planting.TreePlantingArguments(planting_layer=1, planting_head=1), max_steps=60)
     logged = [entry["planting_loss"] for entry in trainer.state.log_history if "planting_loss" in entry]
     assert len(logged) == 60 and logged[-1] < 0.5 * logged[0]
-    rows = trainer.eval_dataset
-    batch = tree_planting.TreePlantingCollator(0)(rows)
+    batch = tree_planting.TreePlantingCollator(0)(trainer.eval_dataset)
     trees = {name: batch.pop(name) for name in ("word_spans", "edges")}
     with torch.no_grad():
         out = trainer.model.eval()(**batch, output_attentions=True)

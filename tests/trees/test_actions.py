@@ -4,8 +4,7 @@ import random
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
 from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION, spans_to_actions
@@ -59,24 +58,24 @@ def test_forests():
     assert actions_to_spans([], forest=True) == []
 
 
-@pytest.mark.parametrize(
-    ("actions", "message"),
-    [
-        ([GEN, COMP], r"action 1 is not possible at position 1, with 1 item"),
-        ([GEN, GEN, GEN, COMP], "leave 2 items on the stack"),
-        ([GEN, 2], "action 2 is not possible at position 1, with 1 item"),
-    ],
-)
+WRONG_ACTIONS = [
+    ([GEN, COMP], r"action 1 is not possible at position 1, with 1 item"),
+    ([GEN, GEN, GEN, COMP], "leave 2 items on the stack"),
+    ([GEN, 2], "action 2 is not possible at position 1, with 1 item"),
+]
+
+
+@pytest.mark.parametrize(("actions", "message"), WRONG_ACTIONS)
 def test_wrong_actions_are_named(actions, message):
     refused(message, actions_to_spans, actions)
 
 
-@pytest.mark.parametrize(
-    ("spans", "num_tokens", "message"),
-    [
-        ([(0, 3)], 3, "1 spans over 3 tokens are not a binary tree, which has 2"),
-        ([(0, 2), (1, 3), (0, 3)], 3, r"\(0, 2\) and \(1, 3\) cross"),
-    ],
-)
+NO_BINARY_TREES = [
+    ([(0, 3)], 3, "1 spans over 3 tokens are not a binary tree, which has 2"),
+    ([(0, 2), (1, 3), (0, 3)], 3, r"\(0, 2\) and \(1, 3\) cross"),
+]
+
+
+@pytest.mark.parametrize(("spans", "num_tokens", "message"), NO_BINARY_TREES)
 def test_spans_that_are_no_binary_tree_are_named(spans, num_tokens, message):
     refused(message, spans_to_actions, spans, num_tokens)

@@ -4,8 +4,7 @@ import random
 from itertools import accumulate, product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.evaluation.trees.baseline_trees import left_branching, random_tree
@@ -38,8 +37,7 @@ def test_exactly_the_possible_sequences_are_accepted(name, num_labels, length):
         is_complete = len(stacks[-1]) == 1 and (actions[-1] == FINISH if name == "in_order" else actions[-1] == REDUCE)
         num_complete += is_complete
         if is_complete:
-            tree = stacks[-1][0]
-            assert spans == labeled_spans_of(tree) == system.actions_to_spans([*actions, PAD, PAD])
+            assert spans == labeled_spans_of(stacks[-1][0]) == system.actions_to_spans([*actions, PAD, PAD])
             assert system.spans_to_actions(spans, actions.count(SHIFT)) == list(actions)
         else:
             refused("So the sentence is not finished", system.actions_to_spans, actions)
@@ -93,41 +91,41 @@ def test_deep_labeled_trees(name):
         assert system.actions_to_spans(system.spans_to_actions(labeled, labeled[-1][2])) == labeled
 
 
-@pytest.mark.parametrize(
-    ("name", "actions", "word_ends", "message"),
-    [
-        ("top_down", [SHIFT], None, "position 0 is illegal: SHIFT needs an open nonterminal"),
-        ("top_down", [3, REDUCE], None, "position 1 is illegal: REDUCE finds a nonterminal without children"),
-        ("top_down", [REDUCE], None, "position 0 is illegal: REDUCE finds no open nonterminal"),
-        ("top_down", [3, SHIFT, REDUCE, 3], None, "position 3 is illegal: the sentence is finished"),
-        ("top_down", [3, SHIFT], None, r"the 2 actions stop with 1 open nonterminal\(s\) after 1 token"),
-        ("top_down", [3, PAD, SHIFT], None, "action 0 at position 1 is illegal: the 5 ids of top_down with 2 labels"),
-        ("in_order", [4], None, "position 0 is illegal: an in-order NT needs a complete element"),
-        ("in_order", [SHIFT, SHIFT], None, "position 1 is illegal: SHIFT needs an open nonterminal"),
-        ("in_order", [SHIFT, 4, FINISH], None, "position 2 is illegal: FINISH needs exactly one complete element"),
-        ("in_order", [SHIFT, 4, REDUCE], None, "So the sentence is not finished"),
-        ("binary", [SHIFT, 4], None, "position 1 is illegal: a binary constituent needs two elements"),
-        ("binary", [SHIFT, SHIFT, 4], None, "So the sentence is not finished"),
-        ("in_order", [SHIFT, 4], [False, True], "position 1 is illegal: it stands between the pieces of a word"),
-        ("top_down", [3, SHIFT, REDUCE], [False, True], "position 2 is illegal: it stands between the pieces"),
-        ("top_down", [3, SHIFT, SHIFT], [True], "position 2 is illegal: SHIFT, but word_ends has only 1 tokens"),
-        ("in_order", [SHIFT, SHIFT, FINISH], [False, True], "FINISH needs exactly one complete element"),
-    ],
-)  # fmt: skip
+WRONG_ACTIONS = [
+    ("top_down", [SHIFT], None, "position 0 is illegal: SHIFT needs an open nonterminal"),
+    ("top_down", [3, REDUCE], None, "position 1 is illegal: REDUCE finds a nonterminal without children"),
+    ("top_down", [REDUCE], None, "position 0 is illegal: REDUCE finds no open nonterminal"),
+    ("top_down", [3, SHIFT, REDUCE, 3], None, "position 3 is illegal: the sentence is finished"),
+    ("top_down", [3, SHIFT], None, r"the 2 actions stop with 1 open nonterminal\(s\) after 1 token"),
+    ("top_down", [3, PAD, SHIFT], None, "action 0 at position 1 is illegal: the 5 ids of top_down with 2 labels"),
+    ("in_order", [4], None, "position 0 is illegal: an in-order NT needs a complete element"),
+    ("in_order", [SHIFT, SHIFT], None, "position 1 is illegal: SHIFT needs an open nonterminal"),
+    ("in_order", [SHIFT, 4, FINISH], None, "position 2 is illegal: FINISH needs exactly one complete element"),
+    ("in_order", [SHIFT, 4, REDUCE], None, "So the sentence is not finished"),
+    ("binary", [SHIFT, 4], None, "position 1 is illegal: a binary constituent needs two elements"),
+    ("binary", [SHIFT, SHIFT, 4], None, "So the sentence is not finished"),
+    ("in_order", [SHIFT, 4], [False, True], "position 1 is illegal: it stands between the pieces of a word"),
+    ("top_down", [3, SHIFT, REDUCE], [False, True], "position 2 is illegal: it stands between the pieces"),
+    ("top_down", [3, SHIFT, SHIFT], [True], "position 2 is illegal: SHIFT, but word_ends has only 1 tokens"),
+    ("in_order", [SHIFT, SHIFT, FINISH], [False, True], "FINISH needs exactly one complete element"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "actions", "word_ends", "message"), WRONG_ACTIONS)
 def test_wrong_labeled_actions_are_named(name, actions, word_ends, message):
     refused(message, TransitionSystem(name, 2).actions_to_spans, actions, word_ends)
 
 
+NO_TREES = [
+    ([(0, 0, 2)], 3, None, r"the whole-sentence span \(0, 3\) is missing"),
+    ([(0, 0, 2), (0, 1, 3), (0, 0, 3)], 3, None, r"\(0, 2\) and \(1, 3\) cross"),
+    ([(0, 0, 1), (0, 0, 2)], 2, [False, True], r"span \(0, 1\) cuts a word at boundary 1"),
+    ([(0, 0, 2)], 2, [True, False], "True at the last token"),
+]
+
+
 @pytest.mark.parametrize("name", SYSTEMS)
-@pytest.mark.parametrize(
-    ("spans", "num_tokens", "word_ends", "message"),
-    [
-        ([(0, 0, 2)], 3, None, r"the whole-sentence span \(0, 3\) is missing"),
-        ([(0, 0, 2), (0, 1, 3), (0, 0, 3)], 3, None, r"\(0, 2\) and \(1, 3\) cross"),
-        ([(0, 0, 1), (0, 0, 2)], 2, [False, True], r"span \(0, 1\) cuts a word at boundary 1"),
-        ([(0, 0, 2)], 2, [True, False], "True at the last token"),
-    ],
-)
+@pytest.mark.parametrize(("spans", "num_tokens", "word_ends", "message"), NO_TREES)
 def test_labeled_spans_that_are_no_tree_are_named(name, spans, num_tokens, word_ends, message):
     refused(message, TransitionSystem(name, 2).spans_to_actions, spans, num_tokens, word_ends)
 

@@ -2,8 +2,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_synlm.data.brackets import brackets_to_labeled_spans, brackets_to_spans
 from hf_synlm.evaluation.trees.baseline_trees import balanced, left_branching, random_tree
@@ -69,8 +68,7 @@ def test_binarize_directions():
 
 def test_brackets_of_the_example():
     spans, words = [(0, 2), (3, 5), (2, 5), (0, 5)], ["fruit", "flies", "like", "a", "banana"]
-    text = "((fruit flies) (like (a banana)))"
-    assert spans_to_brackets(spans, words) == text
+    assert spans_to_brackets(spans, words) == "((fruit flies) (like (a banana)))"
     assert brackets_to_spans("  ( (fruit\nflies)(like (a banana) ) ) ") == (spans, words)
     assert spans_to_brackets([], ["hello"]) == "hello"
     assert brackets_to_spans("hello") == ([], ["hello"])
@@ -129,26 +127,26 @@ def test_validate_spans_finds_exactly_the_crossing_ones(spans):
         validate_spans(spans, 8)
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments", "message"),
-    [
-        (in_post_order, ([(0, 2), (1, 3), (0, 3)], 3), r"\(0, 2\) and \(1, 3\) cross"),
-        (in_post_order, ([(0, 3), (1, 4)], 3), r"span \(1, 4\) does not fit into a sentence of 3 tokens"),
-        (in_post_order, ([(0, 3), (1, 2)], 3), r"span \(1, 2\) is 1 token"),
-        (in_post_order, ([(0, 3), (0, 3)], 3), r"span \(0, 3\) is given twice"),
-        (in_post_order, ([(0, 2)], 3), r"whole-sentence span \(0, 3\) is missing"),
-        (spans_to_brackets, ([(0, 2)], ["a b", "c"]), "word 0 is 'a b'"),
-        (brackets_to_spans, ("(a b",), r"'\(' at character 0 is never closed"),
-        (brackets_to_spans, ("(a b))",), r"'\)' at character 5 closes nothing"),
-        (brackets_to_spans, ("(a b) (c d)",), r"'\(' at character 6 stands after the end"),
-        (brackets_to_spans, ("(a (b))",), r"opened at character 3 has 1 child"),
-        (labeled_spans_to_brackets, ([("A", 0, 1)], ["a", "b"]), r"the whole-sentence span \(0, 2\) is missing"),
-        (labeled_spans_to_brackets, ([("A", 0, 3)], ["a", "b"]), r"\(0, 3\) does not fit"),
-        (labeled_spans_to_brackets, ([("A(", 0, 1)], ["a"]), r"the label of span \(0, 1\) is 'A\('"),
-        (brackets_to_labeled_spans, ("(S a (B))",), "the bracket opened at character 5 contains no word"),
-        (brackets_to_labeled_spans, ("(S a ())",), "the bracket opened at character 5 has no label"),
-    ],
-)
+WRONG_INPUT = [
+    (in_post_order, ([(0, 2), (1, 3), (0, 3)], 3), r"\(0, 2\) and \(1, 3\) cross"),
+    (in_post_order, ([(0, 3), (1, 4)], 3), r"span \(1, 4\) does not fit into a sentence of 3 tokens"),
+    (in_post_order, ([(0, 3), (1, 2)], 3), r"span \(1, 2\) is 1 token"),
+    (in_post_order, ([(0, 3), (0, 3)], 3), r"span \(0, 3\) is given twice"),
+    (in_post_order, ([(0, 2)], 3), r"whole-sentence span \(0, 3\) is missing"),
+    (spans_to_brackets, ([(0, 2)], ["a b", "c"]), "word 0 is 'a b'"),
+    (brackets_to_spans, ("(a b",), r"'\(' at character 0 is never closed"),
+    (brackets_to_spans, ("(a b))",), r"'\)' at character 5 closes nothing"),
+    (brackets_to_spans, ("(a b) (c d)",), r"'\(' at character 6 stands after the end"),
+    (brackets_to_spans, ("(a (b))",), r"opened at character 3 has 1 child"),
+    (labeled_spans_to_brackets, ([("A", 0, 1)], ["a", "b"]), r"the whole-sentence span \(0, 2\) is missing"),
+    (labeled_spans_to_brackets, ([("A", 0, 3)], ["a", "b"]), r"\(0, 3\) does not fit"),
+    (labeled_spans_to_brackets, ([("A(", 0, 1)], ["a"]), r"the label of span \(0, 1\) is 'A\('"),
+    (brackets_to_labeled_spans, ("(S a (B))",), "the bracket opened at character 5 contains no word"),
+    (brackets_to_labeled_spans, ("(S a ())",), "the bracket opened at character 5 has no label"),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "message"), WRONG_INPUT)
 def test_wrong_input_is_named(function, arguments, message):
     refused(message, function, *arguments)
 
@@ -156,8 +154,7 @@ def test_wrong_input_is_named(function, arguments, message):
 def test_fold_tokens():
     # un|believ|able  stories  ab|ound
     word_ends = [False, False, True, True, False, True]
-    spans = [(1, 3), (0, 3), (0, 4), (4, 6), (0, 6)]
-    assert fold_tokens(spans, word_ends) == [(0, 2), (0, 3)]
+    assert fold_tokens([(1, 3), (0, 3), (0, 4), (4, 6), (0, 6)], word_ends) == [(0, 2), (0, 3)]
     assert fold_tokens(right_branching(3), [True] * 3) == right_branching(3)
     assert fold_tokens([(0, 2)], [False, True]) == []
     labeled = fold_tokens([(1, 3), (0, 3), (0, 5)], [True, False, True, False, True], keep_words=True)

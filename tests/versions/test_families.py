@@ -65,8 +65,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         model_of(name).save_pretrained(folder / name)
         torch.save(batches_of(name), folder / name / "batches.pt")
     environment = {"HF_HOME": str(cache), "HF_HUB_OFFLINE": "1", "PATH": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-I", family_calls.__file__, str(folder)]
-    warm_python.run(command, env=environment, check=True)
+    warm_python.run([sys.executable, "-I", family_calls.__file__, str(folder)], env=environment, check=True)
     return json.loads((folder / "answers.json").read_text())
 
 

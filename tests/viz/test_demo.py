@@ -34,8 +34,7 @@ def test_text_to_trees_and_surprisals(app: Any, architecture: str) -> None:
     html, words, trees = app.analyse(model, tokenizer, SENTENCE, num_beams=4, num_trees=3)
     assert [row[0] for row in words] == SENTENCE.split()
     assert all(math.isfinite(bits) for _, bits in words)
-    searches = architecture in ("gpst", "rnng")
-    assert 1 <= len(trees) <= (3 if searches else 1)
+    assert 1 <= len(trees) <= (3 if architecture in ("gpst", "rnng") else 1)
     for word in SENTENCE.split():
         assert word in trees[0][3]
     assert "<svg" in html and "&lt;peace&gt;" in html and "<peace>" not in html
@@ -60,17 +59,14 @@ def test_file_to_the_table_of_the_command(app: Any, architecture: str, saved_mod
                 assert str(value) == field
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"the people\ncaf\xe9\n", r"text\.txt:2: byte 0xe9 .* convert it to UTF-8"),
-        (b"\n \n", "holds no text"),
-        (
-            b"item\tsentence\n1\tthe people agree\n",
-            "has 2 columns, like a table: give plain text, one sentence per line",
-        ),
-    ],
-)
+NO_TEXT = [
+    (b"the people\ncaf\xe9\n", r"text\.txt:2: byte 0xe9 .* convert it to UTF-8"),
+    (b"\n \n", "holds no text"),
+    (b"item\tsentence\n1\tthe people agree\n", "has 2 columns, like a table: give plain text, one sentence per line"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), NO_TEXT)
 def test_files_that_are_no_text(app: Any, tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "text.txt").write_bytes(content)
     refused(message, app.measure, *model_and_tokenizer("gpst"), tmp_path / "text.txt")
@@ -115,8 +111,7 @@ def test_page_answers(app: Any, tmp_path: Path) -> None:
 
 
 def test_folder_of_a_space(app: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    folder = ROOT / "examples" / "space"
-    card = metadata_load(folder / "README.md")
+    card = metadata_load(ROOT / "examples" / "space" / "README.md")
     assert card["sdk"] == "gradio" and card["app_file"] == "app.py" and len(card["short_description"]) <= 60
     assert f"gradio=={card['sdk_version']}\n" in (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert f'requires-python = ">={card["python_version"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -105,8 +105,7 @@ def test_low_rank_as_table(kind: str, monkeypatch):
     kinds |= {"simple": {"grammar": "simple"}, "compound": {"grammar": "simple", "latent_size": 4}}
     sizes = {"encoder_embedding_size": 6, "encoder_hidden_size": 5, "num_prior_samples": 3}
     sizes |= {"num_nonterminals": 4, "num_preterminals": 6, "symbol_size": 8}
-    config = PCFGConfig(vocab_size=len(TOKENIZER), **sizes, **kinds[kind])
-    model = PCFGForCausalLM(config).eval()
+    model = PCFGForCausalLM(PCFGConfig(vocab_size=len(TOKENIZER), **sizes, **kinds[kind])).eval()
     found = read_grammar(model, TOKENIZER)
     with torch.no_grad():
         made = model.model.make_grammar(torch.zeros(1, 4) if kind == "compound" else None)

@@ -8,8 +8,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_synlm import GPSTForCausalLM, viz
 from hf_synlm.core.outputs import ParseOutput
@@ -76,8 +75,7 @@ def test_nothing_overlaps_and_parents_stand_above_their_words(length, seed):
     words = ["w" * generator.randint(1, 8) for _ in range(length)]
     spans = random_tree(length, generator) + [(k, k + 1) for k in range(length) if generator.random() < 0.3]
     labels = ["L" * generator.randint(1, 20) for _ in spans]
-    roots = build_nodes(words, spans, labels)
-    nodes, width = place_nodes(roots, len, 2)
+    nodes, width = place_nodes(build_nodes(words, spans, labels), len, 2)
     assert len(nodes) == length + len(spans)
     assert sorted((node.label, node.start, node.end) for node in nodes if not node.is_word) == sorted(
         (label, *span) for label, span in zip(labels, spans, strict=True)
@@ -102,8 +100,7 @@ def test_trees_that_cannot_be_drawn():
 # --------------------------------------------------------------------------------------------------------------- SVG
 def test_svg_says_what_the_tree_says():
     svg = viz.tree_to_svg(*CAT, surprisals=[4.0, 2.0, math.inf, -1.0])
-    words = "S NP the cat VP sat PRT down 4.0 2.0 ∞ -1.0".split()
-    assert texts(svg) == [*words, "surprisal (bits)"]
+    assert texts(svg) == [*"S NP the cat VP sat PRT down 4.0 2.0 ∞ -1.0".split(), "surprisal (bits)"]
     heights = [float(bar.get("height")) for bar in ElementTree.fromstring(svg).iter(f"{SVG}rect")]
     assert heights == [60, 30, 60, 0]
     # Words stand on one line from left to right, and S above its children.
@@ -112,8 +109,7 @@ def test_svg_says_what_the_tree_says():
     assert len({places[word][1] for word in CAT[0]}) == 1
     assert places["S"][1] < places["VP"][1] < places["PRT"][1] < places["down"][1]
     assert texts(viz.tree_to_svg(*CAT[:2])) == CAT[0]
-    forest = viz.tree_to_svg(CAT[0], [(0, 2)], ["NP"])
-    assert texts(forest) == ["NP", *CAT[0]]
+    assert texts(viz.tree_to_svg(CAT[0], [(0, 2)], ["NP"])) == ["NP", *CAT[0]]
 
 
 @pytest.mark.parametrize("word", NASTY)
@@ -140,8 +136,7 @@ def test_latex():
     assert head.startswith("\\begin{forest}") and "tier=word" in head
     tree = "".join(body.removesuffix("\\end{forest}").split())
     assert tree == "{S}[{NP}[{the}][{cat}]][{VP}[{sat}][{PRT}[{down}]]]]"
-    bare = viz.tree_to_latex(["a,b", "c]"], [(0, 2)])
-    assert "  [,coordinate\n    [{a,b}]\n    [{c]}]\n  ]" in bare
+    assert "  [,coordinate\n    [{a,b}]\n    [{c]}]\n  ]" in viz.tree_to_latex(["a,b", "c]"], [(0, 2)])
     assert "[,phantom\n    [{a}]\n    [{b}]\n  ]" in viz.tree_to_latex(["a", "b"], [])
 
 
@@ -163,8 +158,7 @@ def test_page_of_a_sentence():
     assert viz.surprisals_in_bits(sentence) == pytest.approx([1, 2, 3])
     assert viz.posteriors(sentence) == pytest.approx([0.75, 0.25])
     page = viz.sentence_to_page(sentence)
-    root = ElementTree.fromstring(page)
-    said = " ".join("".join(root.itertext()).split())
+    said = " ".join("".join(ElementTree.fromstring(page).itertext()).split())
     for part in ("6.00 bits in all", "-2.000 75.0 % ((a b) c)".replace(" ", ""), "-3.09925.0%(a(bc))"):
         assert part.replace(" ", "") in said.replace(" ", "")
     assert page.count("<svg") == 2 and page.count('open="open"') == 1
@@ -297,6 +291,5 @@ def test_output_of_parse_in_a_notebook():
     assert rows[1] == ["0", "0", "-1.500", "(S (<b>& 1 2) 3)"]
     assert rows[2] == ["0", "1", "-2.250", "(S 1 (VP 2 3))"]
     assert rows[3][0] == "1" and "no complete tree" in rows[3][3]
-    unlabeled = ParseOutput(spans=[[[(0, 2)]]], offsets=[0], lengths=[2])
-    assert "(0 1)" in unlabeled._repr_html_()
+    assert "(0 1)" in ParseOutput(spans=[[[(0, 2)]]], offsets=[0], lengths=[2])._repr_html_()
     assert viz.show(ParsedSentence(("a", "b")))._repr_svg_() is None

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2Model
-from transformers import initialization as init
+from transformers import GPT2Config, GPT2Model, initialization as init
 from transformers.utils import can_return_tuple
 
 from hf_synlm.core.hidden_states import (

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModel, PreTrainedModel
-from transformers import initialization as init
+from transformers import AutoModel, PreTrainedModel, initialization as init
 from transformers.utils import ModelOutput
 
 from hf_synlm.core.backbone_adapter import AdapterMixin

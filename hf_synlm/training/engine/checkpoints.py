@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 from safetensors import SafetensorError
-from safetensors.torch import load_model as load_weights
-from safetensors.torch import save_model as save_weights
+from safetensors.torch import load_model as load_weights, save_model as save_weights
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.files import PARTIAL_SUFFIX, folder_writer, remove_folder, write_json

@@ -22,8 +22,7 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data import shards
-from hf_synlm.data import sources as sources_of_text
+from hf_synlm.data import shards, sources as sources_of_text
 from hf_synlm.data.arguments import ArgumentParser, config_flags, read_config_file
 from hf_synlm.data.encoding import block_sentences, tokenizer_sha256
 from hf_synlm.data.files import folder_writer, write_json

@@ -114,8 +114,7 @@ def test_wide_beam_finds_the_best_words(model: GPSTForCausalLM) -> None:
                 best = max(best, (float(scores[token]), tokens, (*actions, *closing)), key=lambda x: x[0])
     output = generate(model, [prompt], num_beams=200, action_beam_size=8, max_new_tokens=1, close_tree=False)
     assert output.sequences[0].tolist() == best[1]
-    expected = best[0] - prompt_log_prob(model, prompt)
-    assert float(output.sequences_scores[0]) == pytest.approx(expected, abs=1e-4)
+    assert float(output.sequences_scores[0]) == pytest.approx(best[0] - prompt_log_prob(model, prompt), abs=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------------------- sampling
@@ -148,8 +147,7 @@ def test_sampled_derivations_follow_their_posterior(model: GPSTForCausalLM) -> N
     counts = torch.zeros(len(order))
     for row in range(3000):
         counts[order.index(actions_of(output, row))] += 1
-    probabilities = torch.tensor([weights[actions] for actions in order]).softmax(0)
-    assert_fits(counts, probabilities)
+    assert_fits(counts, torch.tensor([weights[actions] for actions in order]).softmax(0))
     for row in range(5):
         joint = reference.log_prob(model, output.sequences[row].tolist(), actions_of(output, row))
         expected = joint - prompt_log_prob(model, prompt)

@@ -81,8 +81,7 @@ def test_mbr_tree_has_the_most_expected_spans_of_all_trees_of_the_chart(window):
     torch.manual_seed(window)
     rows = [generator.randint(1, 8) for _ in range(20)]
     sentence_ids = torch.tensor([[1] * n + [0] * (8 - n) for n in rows])
-    order = torch.stack([torch.randperm(7) for _ in rows])
-    plan = plan_chart(order, sentence_ids, window)
+    plan = plan_chart(torch.stack([torch.randperm(7) for _ in rows]), sentence_ids, window)
     scores = 2 * torch.randn(plan.left_CM.shape)
     for first, last, width in plan.levels:
         scores[first:last, width:] = -torch.inf
@@ -120,15 +119,15 @@ def test_given_trees_come_back():
         assert sorted(span for span in listed if span[1] - span[0] > 1) == sorted(spans[row])
 
 
-@pytest.mark.parametrize(
-    ("spans", "message"),
-    [
-        ([[(0, 2), (1, 3), (0, 3)]], "cross"),
-        ([[(0, 2)]], "inner nodes"),
-        ([[(0, 2), (2, 4), (0, 4)]], "does not fit"),
-        ([[(0, 3)]], "not the union"),
-    ],
-)
+BAD_TREES = [
+    ([[(0, 2), (1, 3), (0, 3)]], "cross"),
+    ([[(0, 2)]], "inner nodes"),
+    ([[(0, 2), (2, 4), (0, 4)]], "does not fit"),
+    ([[(0, 3)]], "not the union"),
+]
+
+
+@pytest.mark.parametrize(("spans", "message"), BAD_TREES)
 def test_bad_trees_are_named(spans, message):
     refused(message, plan_trees, spans, torch.ones(1, 3, dtype=torch.long))
 

@@ -10,7 +10,7 @@ from hf_synlm import GPSTConfig, GPSTForCausalLM, GPSTForSequenceClassification
 from hf_synlm.trees.spans import right_branching
 from tests.helpers import recurrent_models
 from tests.helpers.refusals import raised, refused
-from tests.helpers.search_models import GPST_TINY
+from tests.helpers.search_models import GPST_TINY, varied
 from tests.reference.trees import keeps_words_together
 
 SIZES = {"hidden_size": 24, "composition_size": 12, "score_size": 6, "num_token_layers": 2, "num_composition_layers": 2}
@@ -25,18 +25,14 @@ NO_DROPOUT = {
 
 def tiny(cls=GPSTForCausalLM, **overrides):
     torch.manual_seed(0)
-    model = cls(GPSTConfig(**{**TINY, **overrides}))
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model.eval()
+    return varied(cls(GPSTConfig(**{**TINY, **overrides})), 0.1).eval()
 
 
 def test_special_ids_are_refused_together_and_told_apart():
     refused("bos_token_id 50256, .*sep_token_id 50263: not in the .*from_tokenizer", GPSTConfig, vocab_size=8192)
-    with pytest.raises(
-        ValueError, match=r"reduce_token_id 5 has the same id as bos_token_id.*from_tokenizer\(tokenizer"
-    ):
-        GPSTConfig(**{**TINY, **{f"{role}_token_id": 5 for role in ("bos", "eos", "pad", "reduce", "cls", "sep")}})
+    same = {f"{role}_token_id": 5 for role in ("bos", "eos", "pad", "reduce", "cls", "sep")}
+    said = r"reduce_token_id 5 has the same id as bos_token_id.*from_tokenizer\(tokenizer"
+    refused(said, GPSTConfig, **{**TINY, **same})
     refused("sep_token_id 5 has the same id as cls_token_id", GPSTConfig, **{**TINY, "cls_token_id": 5})
     with pytest.raises(ValueError, match="hidden_size 90 is not a multiple of num_attention_heads 12. Change one"):
         GPSTConfig(**{**TINY, "hidden_size": 90, "num_attention_heads": 12})
@@ -62,8 +58,7 @@ def test_labels_mask_the_token_loss_only():
     for name in ("auto_encoding", "height", "parser", "action"):
         assert part[name] == whole[name]
     given = model(ids, output_chart=True).token_logits_given_tree.log_softmax(-1)
-    expected = -given[0, torch.arange(5, 8), ids[0, 5:]].mean()
-    torch.testing.assert_close(part["token"], expected)
+    torch.testing.assert_close(part["token"], -given[0, torch.arange(5, 8), ids[0, 5:]].mean())
 
 
 def test_shifted_labels():
@@ -103,8 +98,7 @@ def test_ablations_change_what_they_should(option):
             composition.layers[0].linear1.weight.grad.abs().max() > 1e-8,
         )
     # Split scores learn from the language-modeling loss only without the stop; the composition does with the surrogate.
-    expected = {True: (False, True), False: (False, False) if option == "surrogate" else (True, True)}
-    assert grads == expected
+    assert grads == {True: (False, True), False: (False, False) if option == "surrogate" else (True, True)}
 
 
 def test_noise_is_drawn_in_training_only():
@@ -148,25 +142,25 @@ def test_classifier():
 THREE = torch.full((1, 3), 7)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"input_ids": torch.rand(2, 3)}, "integers"),
-        ({"input_ids": torch.tensor([[7, 99]])}, "99"),
-        ({"input_ids": torch.tensor([[1]])}, "no token"),
-        ({"input_ids": torch.full((1, 65), 7)}, "65 tokens"),
-        ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
-        ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
-        ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
-        ({"input_ids": torch.full((1, 3), 7), "labels": torch.tensor([[7, 40, 7]])}, "Label 40"),
-        (
-            {"input_ids": THREE, "spans": [[(0, 2), (0, 3)]], "word_ends": torch.tensor([[True, False, True]])},
-            "cuts a word",
-        ),
-        ({"input_ids": torch.full((1, 3), 7), "spans": []}, "rows"),
-        ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([[0, 0]])}, "permutation"),
-    ],
-)
+BAD_INPUT = [
+    ({"input_ids": torch.rand(2, 3)}, "integers"),
+    ({"input_ids": torch.tensor([[7, 99]])}, "99"),
+    ({"input_ids": torch.tensor([[1]])}, "no token"),
+    ({"input_ids": torch.full((1, 65), 7)}, "65 tokens"),
+    ({"input_ids": torch.full((1, 4), 7), "attention_mask": torch.tensor([[1, 0, 1, 1]])}, "holes"),
+    ({"input_ids": torch.full((1, 4), 7), "sentence_ids": torch.tensor([[1, 1, 2]])}, "shape"),
+    ({"input_ids": torch.full((1, 4), 7), "labels": torch.ones(1, 3)}, "labels"),
+    ({"input_ids": torch.full((1, 3), 7), "labels": torch.tensor([[7, 40, 7]])}, "Label 40"),
+    (
+        {"input_ids": THREE, "spans": [[(0, 2), (0, 3)]], "word_ends": torch.tensor([[True, False, True]])},
+        "cuts a word",
+    ),
+    ({"input_ids": torch.full((1, 3), 7), "spans": []}, "rows"),
+    ({"input_ids": torch.full((1, 3), 7), "merge_order": torch.tensor([[0, 0]])}, "permutation"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
 def test_bad_input_is_named(arguments, message):
     model = tiny()
     if not {"labels", "spans", "merge_order"} & set(arguments):
@@ -230,15 +224,11 @@ def test_sentence_ids_and_mask_both_count():
     ids, mask = ids_of(9, 4)
     labels = ids.masked_fill(mask == 0, -100)
     whole = model(ids, attention_mask=mask, labels=labels).loss
-    assert torch.equal(
-        model(ids, attention_mask=mask, sentence_ids=torch.ones_like(ids).int(), labels=labels).loss, whole
-    )
-    apart = torch.tensor([[1, 1, 1, 2, 2, 2, 1, 1, 1]])
-    runs = torch.tensor([[1, 1, 1, 2, 2, 2, 3, 3, 3]])
-    first = ids[:1]
-    assert torch.equal(
-        model(first, sentence_ids=apart, labels=first).loss, model(first, sentence_ids=runs, labels=first).loss
-    )
+    one = torch.ones_like(ids).int()
+    assert torch.equal(model(ids, attention_mask=mask, sentence_ids=one, labels=labels).loss, whole)
+    numbers, first = ([1, 1, 1, 2, 2, 2, 1, 1, 1], [1, 1, 1, 2, 2, 2, 3, 3, 3]), ids[:1]
+    apart, runs = (model(first, sentence_ids=torch.tensor([row]), labels=first).loss for row in numbers)
+    assert torch.equal(apart, runs)
 
 
 def test_begin_token_that_is_a_sentence_of_its_own_stays():

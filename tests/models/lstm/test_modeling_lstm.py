@@ -36,8 +36,7 @@ def test_values_are_those_of_the_definition(layers):
     model = tiny(num_layers=layers)
     ids, _ = ids_of(7)
     expected = naive_log_probs(model, ids[0].tolist())
-    logits = model(ids).logits[0]
-    torch.testing.assert_close(logits, expected[1:], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(ids).logits[0], expected[1:], atol=1e-5, rtol=1e-5)
     taken = expected[torch.arange(7), ids[0]]
     output = model(ids, labels=ids)
     torch.testing.assert_close(output.loss, -taken.mean())
@@ -73,8 +72,7 @@ def test_begin_token_inside_a_text_is_a_word():
     model = tiny()
     ids = torch.tensor([[5, 0, 7]])
     cache = model(ids[:, :1], use_cache=True).past_key_values
-    rest = model(ids[:, 1:], past_key_values=cache).logits
-    torch.testing.assert_close(rest, model(ids).logits[:, 1:])
+    torch.testing.assert_close(model(ids[:, 1:], past_key_values=cache).logits, model(ids).logits[:, 1:])
 
 
 def test_fresh_parameters():

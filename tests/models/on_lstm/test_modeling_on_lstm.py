@@ -76,8 +76,7 @@ def test_distance_is_the_mean_of_the_gate():
 # ------------------------------------------------------------------------------------------------- gold distances
 class TestSupervision:
     def test_one_set_of_trees(self):
-        model = tiny(supervised_layers=[1], syntactic_distance_head="shared")
-        output = model(ids_of(6)[0])
+        output = tiny(supervised_layers=[1], syntactic_distance_head="shared")(ids_of(6)[0])
         assert torch.equal(output.syd_distances[:, 0], output.distances[:, 1])
 
     def test_vanilla_multitasking_reads_states(self):

@@ -16,8 +16,7 @@ CASES = ["u_small_m", "u_large_m", "s_small_m", "s_large_m", "rb"]
 
 def load(case, **options):
     state, io, meta = read_case(f"palm/{case}")
-    given = {**meta, "config": {**meta["config"], **options}}
-    return convert_palm(state, given), io, meta
+    return convert_palm(state, {**meta, "config": {**meta["config"], **options}}), io, meta
 
 
 def close(mine, theirs, tolerance=2e-6):
@@ -58,8 +57,7 @@ def test_two_segments(case):
             for place, name in enumerate("hc"):
                 mine = cache.state[2 * layer + place]
                 torch.testing.assert_close(mine, io[f"{prefix}{name}_out.{layer}"], rtol=0, atol=1e-6)
-        history = io[prefix + "att_history_out"][-num_spans:]
-        close(cache.state[-1], history, 1e-6)
+        close(cache.state[-1], io[prefix + "att_history_out"][-num_spans:], 1e-6)
         close(output.span_scores, io[prefix + "scores"], 5e-6)
         close(output.span_scores.softmax(-1), io[prefix + "omega"], 1e-6)
         close(logits, io[prefix + "logits"].log_softmax(-1), 2e-6)
@@ -171,8 +169,7 @@ def test_trees(mode):
         attention = model.model.span_context.attention
         scores = attention.scores(output.query_states, output.query_states.new_zeros(1, n, 16))[0]
         torch.testing.assert_close(scores, io[f"{mode}.n{n}.scores"], rtol=1e-6, atol=5e-6)
-        expected = {(i, j + 1) for i, j in entry["spans_inclusive"]}
-        assert set(split_by_scores(scores, range(n + 1))) == expected
+        assert set(split_by_scores(scores, range(n + 1))) == {(i, j + 1) for i, j in entry["spans_inclusive"]}
 
 
 def test_every_tensor_is_accounted_for():

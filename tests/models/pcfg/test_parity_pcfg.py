@@ -53,8 +53,7 @@ def test_values_are_those_of_the_authors(case: str) -> None:
     model, batches, meta = read_model(case)
     for batch, described in zip(batches, meta["batches"], strict=True):
         for run in ("sample/", "mean/") if model.config.is_compound else ("",):
-            noise = batch.noise if run == "sample/" else None
-            output = batch.loss(model, noise)
+            output = batch.loss(model, batch.noise if run == "sample/" else None)
             expected = batch.gold[f"{run}log_likelihood"]
             torch.testing.assert_close(output.losses["language_model"], -expected.mean(), **NUMBERS)
             if model.config.is_compound:

@@ -5,8 +5,7 @@ import functools
 import pytest
 import torch
 
-from hf_synlm.models.prpn import parser as prpn_parser
-from hf_synlm.models.prpn import reader as prpn_reader
+from hf_synlm.models.prpn import parser as prpn_parser, reader as prpn_reader
 from hf_synlm.models.prpn.configuration_prpn import PRPNConfig
 from hf_synlm.models.prpn.modeling_prpn import PRPNForCausalLM
 from hf_synlm.models.prpn.reader import ReadingLayer
@@ -67,8 +66,7 @@ class TestDefinition:
 
         for module in (prpn_parser, prpn_reader):
             monkeypatch.setattr(module, "keep_mask", recorded)
-        model = make_model(kind).double().train()
-        self.compare_training(model, masks, left)
+        self.compare_training(make_model(kind).double().train(), masks, left)
 
     def compare_training(self, model, masks, left):
         ids, mask = ids_of(*self.LENGTHS, left=left)
@@ -83,8 +81,7 @@ class TestDefinition:
         self.compare(model, ids, mask, drawn, training=True)
 
     def test_soft_distances_are_float32_at_least(self):
-        model = make_model("prpn, soft")
-        assert model(ids_of(4)[0]).distances.dtype == torch.float32
+        assert make_model("prpn, soft")(ids_of(4)[0]).distances.dtype == torch.float32
 
 
 class TestLayers:
@@ -137,8 +134,7 @@ class TestModel:
         assert weights["lm_head.weight"].abs().max().item() == pytest.approx(0.01, rel=0.01)
         assert not weights["lm_head.bias"].any()
         assert base.layers[0].key.weight.abs().max().item() == pytest.approx(0.1, rel=0.01)
-        convolution = base.parser.features.convolution
-        assert convolution.bias.abs().max().item() == pytest.approx(240**-0.5, rel=0.1)
+        assert base.parser.features.convolution.bias.abs().max().item() == pytest.approx(240**-0.5, rel=0.1)
         scales = torch.cat([weights[n] for n in weights if n.endswith("norm.weight") and "layers" not in n])
         assert 0.4 < scales.mean() < 0.6 and 0 <= scales.min() < 0.05 and 0.95 < scales.max() <= 1
         ones = PRPNForCausalLM(PRPNConfig(vocab_size=30, embedding_size=6, layer_size=8, batch_norm_init="ones"))

@@ -23,6 +23,7 @@ from hf_synlm.search.state import NEG_INF
 from hf_synlm.trees.codecs import AttachmentCodec, tree_attachments
 from tests.helpers.goldens import read_bytes, read_case, read_tensors
 from tests.helpers.refusals import refused
+from tests.helpers.search_models import varied
 from tests.helpers.training_runs import sample_files
 
 CASES = ("01_random", "02_trained", "03_additive", "04_binary_tape", "05_trained_long")
@@ -95,8 +96,7 @@ def test_values_and_gradients_are_those_of_the_authors(case: str) -> None:
 def test_beams_are_those_of_the_authors(case: str) -> None:
     model, meta, golden = load_case(case)
     for number, beams in meta["beams"].items():
-        sentence = meta["sentences"][int(number)]
-        ids = torch.tensor([[*sentence["ids"], model.config.eos_token_id]])
+        ids = torch.tensor([[*meta["sentences"][int(number)]["ids"], model.config.eos_token_id]])
         for width, expected in beams.items():
             kept = min(int(width), expected["n_final"], 20)
             out = model.parse(ids, num_beams=int(width), num_return_sequences=kept)
@@ -120,10 +120,7 @@ def tiny(vocab_size: int = 6, cls: Any = PushdownForCausalLM, **overrides: Any) 
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     given = {"num_depths": 4, "attachment_depth_size": 4, "bos_token_id": 1, "eos_token_id": 2, **sizes, **overrides}
     torch.manual_seed(0)
-    model = cls(PushdownConfig(vocab_size=vocab_size, dropout=0.0, **given)).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
-    return model
+    return varied(cls(PushdownConfig(vocab_size=vocab_size, dropout=0.0, **given)).eval(), 0.2)
 
 
 def histories(num_tokens: int) -> list[list[int]]:
@@ -145,13 +142,11 @@ def test_wide_beam_sums_over_all_histories_of_given_trees() -> None:
     assert len(histories(4)) == 14  # Catalan numbers
     ids = torch.tensor([[1, *text]])
     model.config.scoring_num_beams = 100
-    logits = model(ids).logits[0]
-    torch.testing.assert_close(logits.logsumexp(-1), torch.zeros(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(model(ids).logits[0].logsumexp(-1), torch.zeros(5), atol=1e-5, rtol=0)
     out = model.parse(ids, num_beams=100, num_return_sequences=14)
     joints = []
     for taken in histories(4):
-        scored = model(ids, attachments=torch.tensor([[-100, *taken]]))
-        joints.append(float(scored.joint_log_prob))
+        joints.append(float(model(ids, attachments=torch.tensor([[-100, *taken]])).joint_log_prob))
     expected = torch.tensor(sorted(joints, reverse=True))
     torch.testing.assert_close(out.log_probs[0], expected, atol=1e-5, rtol=1e-5)
     prefixes = [
@@ -237,22 +232,21 @@ def test_model_without_trees_takes_the_best_ones(tmp_path: Path) -> None:
     attachments = torch.full_like(ids, -100)
     attachments[0] = actions[0, 0][actions[0, 0] > 0] - 1
     attachments[1, 2:] = actions[1, 0][actions[1, 0] > 0] - 1
-    expected = bare(ids, attachments=attachments).last_hidden_state
-    assert torch.equal(bare(ids).last_hidden_state, expected)
+    assert torch.equal(bare(ids).last_hidden_state, bare(ids, attachments=attachments).last_hidden_state)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"attachments": None, "labels": torch.tensor([[3, 4, 4]])}, "labels need attachments"),
-        ({"labels": torch.tensor([[3, 9, 4]])}, "labels must be input_ids, or -100"),
-        ({"labels": torch.tensor([[3.0, 4.0, 4.0]])}, "labels must be input_ids, or -100"),
-        ({"attachments": torch.tensor([[1, 2]])}, r"attachments are torch.int64 \(1, 2\)"),
-        ({"attachments": torch.tensor([[1.0, 2.0, 1.0]])}, "attachments are torch.float32"),
-        ({"attachments": torch.tensor([[1, 2, 30]])}, "position 3 of row 0 is attached to 30"),
-        ({"attention_mask": torch.zeros(1, 3)}, "Row 0 of input_ids has no token"),
-    ],
-)
+WRONG_INPUTS = [
+    ({"attachments": None, "labels": torch.tensor([[3, 4, 4]])}, "labels need attachments"),
+    ({"labels": torch.tensor([[3, 9, 4]])}, "labels must be input_ids, or -100"),
+    ({"labels": torch.tensor([[3.0, 4.0, 4.0]])}, "labels must be input_ids, or -100"),
+    ({"attachments": torch.tensor([[1, 2]])}, r"attachments are torch.int64 \(1, 2\)"),
+    ({"attachments": torch.tensor([[1.0, 2.0, 1.0]])}, "attachments are torch.float32"),
+    ({"attachments": torch.tensor([[1, 2, 30]])}, "position 3 of row 0 is attached to 30"),
+    ({"attention_mask": torch.zeros(1, 3)}, "Row 0 of input_ids has no token"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_INPUTS)
 def test_wrong_inputs_are_refused(arguments: dict[str, Any], message: str) -> None:
     given = {"input_ids": torch.tensor([[3, 4, 4]]), "attachments": torch.tensor([[1, 2, 1]])}
     refused(message, tiny(), **{**given, **arguments})

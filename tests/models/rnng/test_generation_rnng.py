@@ -10,8 +10,7 @@ from hf_synlm import RNNGForCausalLM
 from hf_synlm.search.labeled.fast_track import FastTrackSearch
 from hf_synlm.search.state import SyntacticCache
 from hf_synlm.trees.transitions import TransitionSystem
-from tests.helpers.search_models import INSIDE, NARROW, actions_of, assert_fits, generate
-from tests.helpers.search_models import rnng as make_model
+from tests.helpers.search_models import INSIDE, NARROW, actions_of, assert_fits, generate, rnng as make_model
 from tests.models.rnng.test_rnng_fast_track import WIDE
 from tests.reference.rnng_search import CONTINUE, EITHER, END, SHIFT, Grammar, log_sum_exp
 
@@ -53,8 +52,7 @@ def test_every_sequence_has_its_tree(system: str, subwords: bool, options: dict,
             words, actions = words_of(output, row), actions_of(output, row)
             assert actions.count(SHIFT) == len(words) and torch.isfinite(output.sequences_scores[row])
             assert eos is not None or len(words) == 5 + (len(prompt[0]) if prompt[0] != [EOS] else 0)
-            ends = [*Grammar(model, words).word_ends[:-1], True]
-            spans = rules.actions_to_spans(actions, ends)
+            spans = rules.actions_to_spans(actions, [*Grammar(model, words).word_ends[:-1], True])
             first = int(prompt == [[EOS]])
             assert output.spans[row] == [(i + first, j + first) for _, i, j in spans]
             assert output.labels[row] == [model.config.nonterminals[label] for label, _, _ in spans]
@@ -132,8 +130,7 @@ def test_wide_beam_finds_the_best_sentences(system: str) -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_close_tree_false_leaves_the_derivation_open(system: str) -> None:
     """The actions stop at the last word."""
-    output = generate(narrow_model(system), [[3, 4]], close_tree=False, num_beams=2)
-    assert actions_of(output, 0)[-1] == SHIFT
+    assert actions_of(generate(narrow_model(system), [[3, 4]], close_tree=False, num_beams=2), 0)[-1] == SHIFT
 
 
 # ------------------------------------------------------------------------------------------------------------- sampling
@@ -214,8 +211,7 @@ def test_scores_sum_out_the_structure(system: str) -> None:
     grammar = Grammar(model, [9])
     best = max(grammar.prefixes(1))
     for eos in (None, EOS):
-        output = generate(model, [[9]], output_scores=True, max_new_tokens=1, eos_token_id=eos)
-        found = output.scores[0][0]
+        found = generate(model, [[9]], output_scores=True, max_new_tokens=1, eos_token_id=eos).scores[0][0]
         assert torch.allclose(found.exp(), grammar.next_word([best], eos).exp().float(), atol=1e-4)
 
 
@@ -227,8 +223,7 @@ def test_processors_that_hide_infinities_do_not_allow_the_end(system: str, clean
     """They turn scores that are -inf everywhere into NaN, or into the lowest number."""
     torch.manual_seed(0)
     options = {**options, cleaner: True, "eos_token_id": EOS, "min_new_tokens": 4, "max_new_tokens": 6}
-    output = generate(narrow_model(system), [[3, 4]], **options)
-    assert not bool((output.sequences[:, 2:6] == EOS).any())
+    assert not bool((generate(narrow_model(system), [[3, 4]], **options).sequences[:, 2:6] == EOS).any())
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -245,8 +240,7 @@ def test_processors_of_one_prompt_do_not_touch_another(system: str) -> None:
         together = generate(model, prompts, **options)
         for row in range(3):
             alone = generate(model, prompts[row : row + 1], **options)
-            width = alone.sequences.shape[1]
-            assert torch.equal(together.sequences[row, :width], alone.sequences[0])
+            assert torch.equal(together.sequences[row, : alone.sequences.shape[1]], alone.sequences[0])
             assert float(together.sequences_scores[row]) == pytest.approx(float(alone.sequences_scores), abs=1e-4)
 
 

@@ -13,6 +13,7 @@ from hf_synlm import RNNGConfig, RNNGForCausalLM, RNNGForSequenceClassification,
 from hf_synlm.models.rnng.plan import make_plan
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.refusals import refused
+from tests.helpers.search_models import varied
 from tests.models.rnng.test_rnng_derivations import SYSTEMS, batch_of, draw
 from tests.reference.rnng import naive_log_prob
 
@@ -27,10 +28,7 @@ IDS, ACTIONS = torch.tensor([[5, 6, 7]]), torch.tensor([[3, 1, 4, 1, 1, 2, 2]])
 
 def tiny(cls=RNNGForCausalLM, **overrides):
     torch.manual_seed(0)
-    model = cls(RNNGConfig(**{**TINY, **overrides}))
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model.eval()
+    return varied(cls(RNNGConfig(**{**TINY, **overrides})), 0.1).eval()
 
 
 def batch(system="top_down", lengths=LENGTHS, pieces=False, left=False, words=False):
@@ -77,9 +75,8 @@ def test_labels_mask_the_word_loss_only():
     whole = model(**values)
     labels = values["input_ids"].masked_fill(values["attention_mask"] == 0, -100)
     same = model(**values, labels=labels)
-    assert torch.equal(same.loss, whole.loss) and torch.equal(
-        model(**values, labels=values["input_ids"]).loss, same.loss
-    )
+    unmasked = model(**values, labels=values["input_ids"])
+    assert torch.equal(same.loss, whole.loss) and torch.equal(unmasked.loss, same.loss)
     labels[:, 0] = -100
     part = model(**values, labels=labels)
     logits = model(**values, output_logits=True).token_logits_given_tree[:, 0].log_softmax(-1)
@@ -120,9 +117,7 @@ def test_a_search_in_half_precision_keeps_its_digits():
     for seed in range(3):
         torch.manual_seed(seed)
         sizes = {"vocab_size": 200, "embedding_size": 64, "hidden_size": 64, "action_beam_size": 20}
-        model = RNNGForCausalLM(RNNGConfig(**{**TINY, **sizes}, normalization="train")).eval()
-        for parameter in model.parameters():
-            parameter.data += 0.05 * torch.randn_like(parameter)
+        model = varied(RNNGForCausalLM(RNNGConfig(**{**TINY, **sizes}, normalization="train")).eval(), 0.05)
         exact, ids = copy.deepcopy(model.half()).double(), torch.randint(1, 200, (2, 20))
         found = model.parse(ids, num_beams=5)
         errors.append(found.log_probs[:, 0].double() - exact(ids, actions=found.actions[:, 0]).joint_log_prob)
@@ -190,8 +185,7 @@ def test_classifier(system, composition, tmp_path):
     model = tiny(RNNGForSequenceClassification, **system_of, num_labels=3, objective_weight=1)
     values = batch(system, lengths=[4, 1, 6])
     given = model(**values)
-    states = model.model(**values).sentence_state
-    torch.testing.assert_close(given.logits, model.score(states))
+    torch.testing.assert_close(given.logits, model.score(model.model(**values).sentence_state))
     found = model(values["input_ids"], attention_mask=values["attention_mask"])
     language_model = RNNGForCausalLM(model.config).eval()
     language_model.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("score")})
@@ -243,29 +237,29 @@ def test_small_integers_are_token_ids(dtype):
 TWO = torch.tensor([[5, 6, 7], [0, 0, 0]])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"input_ids": torch.tensor([[5, 6, 99]])}, "99"),
-        ({"input_ids": torch.tensor([[5, 6, 3, 7]]), "attention_mask": torch.tensor([[1, 1, 0, 1]])}, "holes"),
-        ({"input_ids": TWO, "actions": ACTIONS.repeat(2, 1)}, "Row 1 of input_ids has no token"),
-        ({"actions": ACTIONS.repeat(2, 1)}, "for 1 rows"),
-        ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, r"actions hold -1: ids below the padding .0. are"),
-        ({"actions": torch.tensor([[0, 3, 1, 1, 1, 2]])}, "padding.*right end"),
-        ({"actions": torch.tensor([[3, 1, 0, 1, 1, 2]])}, "padding.*right end"),
-        ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*Add the missing actions"),
-        ({"actions": torch.tensor([[3, 1, 1, 1, 9, 2, 2]])}, "action 9 at position 4 is illegal"),
-        ({"actions": torch.zeros(1, 4, dtype=torch.long)}, "row 0: the 0 actions stop with"),
-        ({"word_ends": torch.ones(1, 2)}, "word_ends"),
-        (
-            {"word_ends": torch.tensor([[True, False, True]]), "actions": torch.tensor([[3, 1, 4, 1, 2, 1, 2]])},
-            "row 0: action 2 at position 4.*pieces of a word",
-        ),
-        ({"labels": torch.tensor([[5, 6, 8]])}, "labels must be input_ids, or -100"),
-        ({"actions": None, "labels": IDS}, "need actions"),
-        ({"actions": None, "output_logits": True}, "need actions"),
-    ],
-)
+BAD_INPUT = [
+    ({"input_ids": torch.tensor([[5, 6, 99]])}, "99"),
+    ({"input_ids": torch.tensor([[5, 6, 3, 7]]), "attention_mask": torch.tensor([[1, 1, 0, 1]])}, "holes"),
+    ({"input_ids": TWO, "actions": ACTIONS.repeat(2, 1)}, "Row 1 of input_ids has no token"),
+    ({"actions": ACTIONS.repeat(2, 1)}, "for 1 rows"),
+    ({"actions": torch.cat([ACTIONS, torch.tensor([[-1]])], 1)}, r"actions hold -1: ids below the padding .0. are"),
+    ({"actions": torch.tensor([[0, 3, 1, 1, 1, 2]])}, "padding.*right end"),
+    ({"actions": torch.tensor([[3, 1, 0, 1, 1, 2]])}, "padding.*right end"),
+    ({"actions": torch.tensor([[3, 1, 1, 1]])}, "row 0.*Add the missing actions"),
+    ({"actions": torch.tensor([[3, 1, 1, 1, 9, 2, 2]])}, "action 9 at position 4 is illegal"),
+    ({"actions": torch.zeros(1, 4, dtype=torch.long)}, "row 0: the 0 actions stop with"),
+    ({"word_ends": torch.ones(1, 2)}, "word_ends"),
+    (
+        {"word_ends": torch.tensor([[True, False, True]]), "actions": torch.tensor([[3, 1, 4, 1, 2, 1, 2]])},
+        "row 0: action 2 at position 4.*pieces of a word",
+    ),
+    ({"labels": torch.tensor([[5, 6, 8]])}, "labels must be input_ids, or -100"),
+    ({"actions": None, "labels": IDS}, "need actions"),
+    ({"actions": None, "output_logits": True}, "need actions"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
 def test_bad_input_is_named(arguments, message):
     refused(message, tiny(), **{"input_ids": IDS, "actions": ACTIONS, **arguments})
 

@@ -127,8 +127,7 @@ def test_the_model_knows_which_tokens_end_words(case):
 
 
 def test_particles():
-    case = "td_lstm_trained_L2"
-    model, batch, io, _ = load(case)
+    model, batch, io, _ = load("td_lstm_trained_L2")
     output = model.parse(**batch, method="particle", num_particles=100, num_return_sequences=100)
     expected = io["particle_K100.best_actions"]
     best = [[a for a in row if a > 0] for row in expected.tolist()]

@@ -10,7 +10,7 @@ from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.models.rnng.forest_lstm import forest_lstm
 from hf_synlm.models.rnng.plan import make_plan
 from hf_synlm.trees.transitions import TransitionSystem
-from tests.helpers.search_models import padded
+from tests.helpers.search_models import padded, varied
 from tests.reference.rnng import naive_derivation, naive_log_prob, over_pieces, random_labeled_tree, random_word_ends
 
 SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
@@ -22,10 +22,7 @@ def make_model(system="top_down", composition="lstm", **fields):
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB_SIZE, "embedding_size": 6, "hidden_size": 7, "nonterminals": ["NP", "S", "VP"]}
     options = {"transition_system": system, "composition": composition, "dropout": 0.0, "loss_normalization": "sum"}
-    model = RNNGForCausalLM(RNNGConfig(**{**sizes, **options, **fields})).double()
-    for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
-    return model
+    return varied(RNNGForCausalLM(RNNGConfig(**{**sizes, **options, **fields})).double(), 0.2)
 
 
 def draw(system, lengths, pieces=False, seed=0):

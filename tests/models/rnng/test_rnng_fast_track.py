@@ -9,8 +9,7 @@ import torch
 from hf_synlm import RNNGForCausalLM
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.refusals import refused
-from tests.helpers.search_models import INSIDE, assert_same, hypotheses, padded
-from tests.helpers.search_models import rnng as make_model
+from tests.helpers.search_models import INSIDE, assert_same, hypotheses, padded, rnng as make_model
 from tests.reference.rnng_search import Grammar, log_sum_exp
 
 SYSTEMS = [(system, composition) for system in ("top_down", "in_order") for composition in ("lstm", "attention")]
@@ -115,11 +114,9 @@ def test_full_beams_are_exact_for_word_pieces(system: str, composition: str, giv
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
 def test_the_end_of_the_text_ends_a_word(system: str) -> None:
     """A text that stops inside a word has trees, and the word its pieces."""
-    model = make_model(system, subwords=True)
-    check_exact(model, [3, INSIDE[0]], "search")
+    check_exact(make_model(system, subwords=True), [3, INSIDE[0]], "search")
     given = parse(make_model(system), [3, 4], WIDE, word_ends=torch.tensor([[True, False]]))
-    plain = parse(make_model(system), [3, 4], WIDE)
-    assert_same(hypotheses(given), hypotheses(plain))
+    assert_same(hypotheses(given), hypotheses(parse(make_model(system), [3, 4], WIDE)))
 
 
 # ----------------------------------------------------------------------------------------------- the authors' procedure
@@ -141,8 +138,7 @@ def test_selection_is_that_of_the_authors(system: str, setting: tuple[int, int, 
         assert len(hypotheses(output)) == len(beam)
         if beam:
             assert_same(hypotheses(output), beam)
-        found = output.token_log_probs[0].cumsum(0).tolist()
-        assert found == pytest.approx(marginals, abs=1e-4)
+        assert output.token_log_probs[0].cumsum(0).tolist() == pytest.approx(marginals, abs=1e-4)
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])

@@ -25,6 +25,7 @@ from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.models.span_parser.chart import best_trees
 from hf_synlm.training.programs import train_span_parser
 from hf_synlm.training.tasks import span_batches
+from tests.helpers.commands import run
 from tests.helpers.search_models import padded
 
 CARDS = Path(__file__).resolve().parents[3] / "model_cards"
@@ -118,8 +119,7 @@ def test_padding_batches_and_special_tokens_change_nothing(parser, encoder):
         torch.testing.assert_close(together.log_probs[row], alone.log_probs[0])
         assert (together.spans[row], together.labels[row]) == (alone.spans[0], alone.labels[0])
     batch = batch_of(parser, encoder, *sentences)
-    shifted = {name: F.pad(value, (2, 0)) for name, value in batch.items()}
-    left = parser.parse(**shifted)
+    left = parser.parse(**{name: F.pad(value, (2, 0)) for name, value in batch.items()})
     torch.testing.assert_close(left.log_probs, together.log_probs)
     assert left.spans[0][0] == [(i + 2, j + 2) for i, j in together.spans[0][0]] and left.offsets == [2, 2, 2]
     tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
@@ -156,8 +156,7 @@ def test_weights_say_how_often_a_sentence_is_read():
 def test_tokenizers_read_what_treebanks_write(encoder, tmp_path):
     span_batches.tokenizer_of_treebanks(transformers.AutoTokenizer.from_pretrained(encoder)).save_pretrained(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    words = ["-LRB-", "do", "n't", "``", "-RRB-"]
-    ids, ends = encode_words(tokenizer, words)
+    ids, ends = encode_words(tokenizer, ["-LRB-", "do", "n't", "``", "-RRB-"])
     assert tokenizer.convert_ids_to_tokens(ids) == ["(", "d", "##o", "not", '"', ")"]
     assert ends == [True, False, True, True, True, True]
     assert treebank_words("It's (late), Mr. X. said.") == "It 's -LRB- late -RRB- , Mr. X. said .".split()
@@ -245,8 +244,7 @@ def test_silver_needs_a_span_parser(tmp_path, capsys):
 def test_parse_and_evaluate_as_other_models(named, tmp_path, capsys):
     """The JSON of `parse` has tags; punctuation is told by the gold tags."""
     (tmp_path / "in.txt").write_text("We agree .\n", encoding="utf-8")
-    assert main(["parse", str(tmp_path / "in.txt"), "--model", *named, "--format", "json"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = run(capsys, "parse", tmp_path / "in.txt", "--model", *named, "--format", "json").splitlines()
     parsed = ParsedSentence.from_dict(json.loads(line))
     assert parsed.words == ("We", "agree", ".") and len(parsed.tags) == 3 and parsed.tree().log_prob < 0
     bank, out = tmp_path / "gold.mrg", tmp_path / "f1.json"

@@ -26,8 +26,7 @@ INPUTS["actions"] = torch.tensor([[4, 3, 1, 1, 2, 5, 1, 2, 2]])
 def decoder(folder, **more) -> str:
     """The folder of a small Llama with random weights."""
     torch.manual_seed(0)
-    config = LlamaConfig(**{**SIZES, **more})
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(LlamaConfig(**{**SIZES, **more})).save_pretrained(folder)
     return str(folder)
 
 

@@ -26,6 +26,7 @@ from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.garbage import tensors_in_cycles
 from tests.helpers.goldens import cases_of, read_meta, read_tensors
 from tests.helpers.refusals import refused
+from tests.helpers.search_models import varied
 from tests.models.rnng.test_rnng_derivations import batch_of, draw
 from tests.models.rnng.test_rnng_fast_track import check_exact
 from tests.reference.tree_lm import log_probs, positions
@@ -57,10 +58,7 @@ def tiny(cls=TreeLMForCausalLM, **overrides):
         for name in ("hidden", "attention", "embd", "resid", "attn"):
             setattr(config, f"{name}_pdrop", 0.0)
         overrides["backbone_config"] = config
-    model = cls(TreeLMConfig(**{**TINY, **overrides}))
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model.eval()
+    return varied(cls(TreeLMConfig(**{**TINY, **overrides})), 0.1).eval()
 
 
 def batch(lengths=LENGTHS, pieces=False, left=False, structure="causal"):
@@ -285,20 +283,20 @@ def test_parse_finds_what_forward_scores(structure):
     assert tiny(TreeLMModel, structure_attention=structure)(values["input_ids"]).last_hidden_state.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("structure", "actions", "message"),
-    [
-        ("causal", [3, 1, 2, 4, 1, 1, 2], "row 0.*position 3"),
-        ("causal", [3, 1, 1, 2], "token"),
-        ("causal", [1, 3, 1, 1, 2], "SHIFT"),
-        ("causal", [3, 1, 1, 99, 1, 2, 2], "action 99"),
-        ("binary", [1, 1, 4, 1, 3, 4], "row 0.*position 4.*FINISH"),
-        ("binary", [1, 1, 4, 1, 4], "finished"),
-        ("binary", [1, 4, 1, 1, 4, 3], "position 1.*two"),
-        ("binary", [1, 1, 99, 1, 4, 3], "action 99"),
-        ("binary", [1, 1, 2, 1, 4, 3], "position 2"),
-    ],
-)
+BAD_DERIVATIONS = [
+    ("causal", [3, 1, 2, 4, 1, 1, 2], "row 0.*position 3"),
+    ("causal", [3, 1, 1, 2], "token"),
+    ("causal", [1, 3, 1, 1, 2], "SHIFT"),
+    ("causal", [3, 1, 1, 99, 1, 2, 2], "action 99"),
+    ("binary", [1, 1, 4, 1, 3, 4], "row 0.*position 4.*FINISH"),
+    ("binary", [1, 1, 4, 1, 4], "finished"),
+    ("binary", [1, 4, 1, 1, 4, 3], "position 1.*two"),
+    ("binary", [1, 1, 99, 1, 4, 3], "action 99"),
+    ("binary", [1, 1, 2, 1, 4, 3], "position 2"),
+]
+
+
+@pytest.mark.parametrize(("structure", "actions", "message"), BAD_DERIVATIONS)
 def test_bad_derivations_are_named(structure, actions, message):
     refused(message, tiny(structure_attention=structure), torch.tensor([[5, 6, 7]]), actions=torch.tensor([actions]))
 
@@ -379,9 +377,7 @@ def test_common_nodes_are_gathered_once(structure, states, monkeypatch):
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3", "mistral", "opt", "gpt_neox"])
 def test_a_decoder_of_transformers_is_the_backbone(kind, tmp_path):
     torch.manual_seed(0)
-    decoder = AutoModelForCausalLM.from_config(decoder_config(kind)).eval()
-    for parameter in decoder.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
+    decoder = varied(AutoModelForCausalLM.from_config(decoder_config(kind)).eval(), 0.1)
     decoder.save_pretrained(tmp_path / "decoder")
     model = TreeLMForCausalLM.from_backbone(tmp_path / "decoder", ["NP", "S"], scoring_num_beams=20)
     ids = torch.tensor([[5, 6, 7]])
@@ -403,16 +399,16 @@ def test_a_decoder_of_transformers_is_the_backbone(kind, tmp_path):
     torch.testing.assert_close(again(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "message"),
-    [
-        ("bert", {"is_decoder": True}, "'bert', not a decoder"),
-        ("mistral", {"sliding_window": 8}, "sliding_attention"),
-        ("mamba", {}, "linear_attention"),
-        ("bloom", {"n_head": 4}, "position_ids"),
-        ("cohere", {"logit_scale": 0.5}, "scales or caps"),
-    ],
-)
+UNFIT_DECODERS = [
+    ("bert", {"is_decoder": True}, "'bert', not a decoder"),
+    ("mistral", {"sliding_window": 8}, "sliding_attention"),
+    ("mamba", {}, "linear_attention"),
+    ("bloom", {"n_head": 4}, "position_ids"),
+    ("cohere", {"logit_scale": 0.5}, "scales or caps"),
+]
+
+
+@pytest.mark.parametrize(("kind", "more", "message"), UNFIT_DECODERS)
 def test_decoders_that_do_not_fit_are_refused(kind, more, message, tmp_path):
     config = decoder_config(kind)
     for name, value in more.items():

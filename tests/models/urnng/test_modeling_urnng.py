@@ -160,21 +160,21 @@ def test_the_end_token_is_the_right_part_of_the_whole_tree() -> None:
             torch.testing.assert_close(out.sequences_scores[row], joint(ids[None], actions[None])[0] - start)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"actions": torch.tensor([[0, 1, 0]])}, "COMP.*action 1"),
-        ({"actions": torch.tensor([[0, 0, -1]])}, "one tree"),
-        ({"actions": torch.tensor([[0, 0, 1, 0, 1]])}, "one tree"),
-        ({"actions": torch.tensor([[0, -1, 0, 1]])}, "padding .-1."),
-        ({"actions": torch.tensor([[0, 0, 1, -2]])}, "-2"),
-        ({"actions": torch.tensor([[0, 0, 2]])}, "GEN is 0, COMP is 1"),
-        ({"actions": torch.tensor([[0.0, 0.0, 1.0]])}, "integers"),
-        ({"attention_mask": torch.tensor([[1, 0, 1]]), "actions": torch.tensor([[0, 0, 1]])}, "holes"),
-        ({"action_weight": 0.5}, "action_weight"),
-        ({"loss_shares": {"word": 0.5}}, "loss_shares"),
-    ],
-)
+WRONG_ARGUMENTS = [
+    ({"actions": torch.tensor([[0, 1, 0]])}, "COMP.*action 1"),
+    ({"actions": torch.tensor([[0, 0, -1]])}, "one tree"),
+    ({"actions": torch.tensor([[0, 0, 1, 0, 1]])}, "one tree"),
+    ({"actions": torch.tensor([[0, -1, 0, 1]])}, "padding .-1."),
+    ({"actions": torch.tensor([[0, 0, 1, -2]])}, "-2"),
+    ({"actions": torch.tensor([[0, 0, 2]])}, "GEN is 0, COMP is 1"),
+    ({"actions": torch.tensor([[0.0, 0.0, 1.0]])}, "integers"),
+    ({"attention_mask": torch.tensor([[1, 0, 1]]), "actions": torch.tensor([[0, 0, 1]])}, "holes"),
+    ({"action_weight": 0.5}, "action_weight"),
+    ({"loss_shares": {"word": 0.5}}, "loss_shares"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG_ARGUMENTS)
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     ids = torch.tensor([[3, 4, 4] if "attention_mask" in arguments else [3, 4]])
     refused(message, tiny(), ids, **arguments)
