@@ -24,7 +24,7 @@ _PACK_FROM = 4
 # With fewer rows the ordinary products are as fast.
 _ROWS_FROM = 64
 # oneDNN compiles a kernel for every new number of rows (0.6 ms and 0.5 MiB each), so searches pad rows to a multiple.
-_ROWS_STEP = 16
+ROW_STEP = 16
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:
@@ -53,12 +53,12 @@ def linear_map(
     num_rows: int,
     num_uses: int = 1,
     types: tuple[torch.dtype, ...] = _FLOAT32,
-    rows_vary: bool = False,
+    row_step: int = 1,
 ) -> Callable[[Tensor], Tensor]:
     """The map x -> x W^T from [R, I] to [R, O]. W must not change while the map is in use.
 
-    The layout is chosen for the expected number of rows and uses. Matrices of other `types` get ordinary products. If
-    `rows_vary`, few numbers of rows meet the kernels, and the others are padded.
+    The layout is chosen for the expected number of rows and uses. Matrices of other `types` get ordinary products. The
+    kernels meet multiples of `row_step` rows (many rows: of more), to which others are padded.
     """
     if not uses_onednn(weight_OI, types):
         transposed = weight_OI.t()
@@ -71,8 +71,8 @@ def linear_map(
 
     def product(x_RI: Tensor) -> Tensor:
         rows = len(x_RI)
-        step = _ROWS_STEP << max(rows.bit_length() - 9, 0)  # adds at most a sixteenth of many rows
-        if rows_vary and rows % step:
+        step = row_step << max(rows.bit_length() - 9, 0)  # adds at most a sixteenth of many rows
+        if row_step > 1 and rows % step:
             x_RI = F.pad(x_RI, (0, 0, 0, -rows % step))
         return torch.ops.mkldnn._linear_pointwise(x_RI, weight, None, "none", [], "")[:rows]
 

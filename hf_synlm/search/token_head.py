@@ -18,6 +18,7 @@ from hf_synlm.core.module_tools import unwrapped, weight_of
 _CHUNK_ELEMENTS, _CPU_CHUNK_ELEMENTS, _CPU_CHUNK_ROWS = 1 << 24, 1 << 18, 64
 # Rows and uses of packed weights in a search, roughly: they choose their layout.
 _ROWS, _USES = 16, 100
+_ROW_STEP = 4  # a row more costs the whole vocabulary
 # Upper bounds of probabilities look at this part of the vocabulary.
 _BOUND_SHARE = 16
 # Weights from which the selection of rows by bounds pays, though it runs several times.
@@ -63,7 +64,7 @@ class PackedTokenHead(TokenHead):
             bias = self.weight.new_zeros(self.vocab_size) if bias is None else bias
             bias = bias.index_fill(0, excluded, float("-inf"))
         self.bias = None if bias is None else bias.detach()
-        self._map = linear_map(self.weight, _ROWS, _USES, ONEDNN_TYPES, rows_vary=True)
+        self._map = linear_map(self.weight, _ROWS, _USES, ONEDNN_TYPES, _ROW_STEP)
         self._few: tuple[Any, Tensor] | None = None
 
     def product(self, features: Tensor) -> Tensor:
@@ -105,7 +106,7 @@ class PackedTokenHead(TokenHead):
         bias = torch.zeros_like(favour) if self.bias is None else self.bias
         others = torch.where(rest.any(), count.log() + bias[rest].sum(dtype=torch.float32) / count, float("-inf"))
         few = linear_map(
-            torch.cat([self.weight[often], mean[None].to(self.weight.dtype)]), _ROWS, _USES, rows_vary=True
+            torch.cat([self.weight[often], mean[None].to(self.weight.dtype)]), _ROWS, _USES, row_step=_ROW_STEP
         )
         self._few = few, torch.cat([bias[often].float(), others[None]])
         return self._few

@@ -64,7 +64,7 @@ DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distan
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
     "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8680),
-    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8890),
+    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8880),
     "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6490),
     "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4000),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4440),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_synlm.core.compiled_levels import LevelModule
-from hf_synlm.core.matrix_products import linear, uses_onednn
+from hf_synlm.core.matrix_products import ROW_STEP, linear, uses_onednn
 from hf_synlm.core.module_tools import saved_whole, weight_of
 from hf_synlm.models.rnng.forest_lstm import batched_map, by_activation, forest_lstm, lstm_step
 from hf_synlm.models.rnng.plan import Chains
@@ -55,9 +55,7 @@ class BidirectionalLSTM(LevelModule):
     def prepared(self) -> ReadChains:
         """The same as `forward`, with the weights as they are now, for chains of equal lengths in a search."""
         weight_ih, weight_hh, bias = (by_activation(value, 1) for value in self._weights())
-        from_input, from_state = (
-            batched_map(weight, _ROWS, _CALLS, rows_vary=True) for weight in (weight_ih, weight_hh)
-        )
+        from_input, from_state = (batched_map(weight, _ROWS, _CALLS, ROW_STEP) for weight in (weight_ih, weight_hh))
 
         def run(inputs: Tensor, sizes: list[int]) -> Tensor:
             gates = bias[:, None].repeat(1, inputs.shape[1], 1)

@@ -130,11 +130,11 @@ def lstm_step_backward(
 
 
 def batched_map(
-    weight_GOI: Tensor, num_rows: int, num_uses: int = 1, rows_vary: bool = False
+    weight_GOI: Tensor, num_rows: int, num_uses: int = 1, row_step: int = 1
 ) -> Callable[[Tensor, Tensor], None]:
     """The map (total, x) -> total += x W^T for several matrices, x [G, R, I] and total [G, R, O]; see `linear_map`."""
     if uses_onednn(weight_GOI):
-        maps = [linear_map(weight, num_rows, num_uses, rows_vary=rows_vary) for weight in weight_GOI]
+        maps = [linear_map(weight, num_rows, num_uses, row_step=row_step) for weight in weight_GOI]
 
         def add_products(total: Tensor, x_GRI: Tensor) -> None:
             for part, apply, x in zip(total, maps, x_GRI, strict=True):

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from hf_synlm.core.compiled_levels import LevelModule
-from hf_synlm.core.matrix_products import linear, linear_map
+from hf_synlm.core.matrix_products import ROW_STEP, linear, linear_map
 from hf_synlm.core.module_tools import unwrapped, weight_of
 from hf_synlm.models.rnng.composition import chain_inputs
 from hf_synlm.models.rnng.forest_lstm import (
@@ -120,7 +120,7 @@ class Pusher:
         order, self._step = (by_activation, lstm_step) if is_half else (for_sigmoids, search_step)
         for layer in weights:
             weight_ih, weight_hh, bias = (order(value) for value in layer)
-            maps = (linear_map(weight, _PUSHED_ROWS, _PUSHES, rows_vary=True) for weight in (weight_ih, weight_hh))
+            maps = (linear_map(weight, _PUSHED_ROWS, _PUSHES, row_step=ROW_STEP) for weight in (weight_ih, weight_hh))
             self._layers.append((*maps, bias))
 
     def inputs(self, elements: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ from hf_synlm.core.matrix_products import ONEDNN_TYPES, linear_map, uses_onednn
 
 # Rows and uses of packed weights in a search, roughly: they choose their layout.
 _ROWS, _USES = 64, 100
+# Rows are padded to a multiple of this: a padded row of a large decoder costs more than a few kernels of oneDNN.
+_ROW_STEP = 4
 
 
 def check_backbone(config: PreTrainedConfig) -> None:
@@ -96,7 +98,7 @@ class PackedProducts(AbstractContextManager):
 
     def __init__(self, module: nn.Module) -> None:
         self._maps = {
-            layer: linear_map(layer.weight.detach(), _ROWS, _USES, ONEDNN_TYPES, rows_vary=True)
+            layer: linear_map(layer.weight.detach(), _ROWS, _USES, ONEDNN_TYPES, _ROW_STEP)
             for layer in module.modules()
             if isinstance(layer, nn.Linear)
             and getattr(layer.forward, "__func__", None) is nn.Linear.forward
