@@ -198,7 +198,7 @@ def test_killed_run_resumes_byte_for_byte(tmp_path, words_folder, small_blocks):
     process.kill()
     process.join()
     assert not (killed / "train" / shards.INDEX_FILE).exists()
-    refused("killed/train is not finished. Run", PreparedCorpus, killed / "train")
+    refused("killed/train is not finished. Prepare it", PreparedCorpus, killed / "train")
     _, alive = psutil.wait_procs(children, timeout=20)
     assert len(children) >= 2 and not alive
     kept = (killed / "train" / "shard_00000" / shards.RECORD_FILE).stat().st_mtime_ns

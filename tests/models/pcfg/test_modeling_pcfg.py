@@ -396,7 +396,7 @@ REFUSED_BY_PARSE: list[tuple[dict[str, Any], str]] = [
     ({"num_return_sequences": 3}, "num_return_sequences is 3. Give 1, or more with method='sample'"),
     ({"num_return_sequences": 2, "method": "viterbi"}, "num_return_sequences is 2. Give 1"),
     ({"num_return_sequences": 0, "method": "sample"}, "num_return_sequences is 0. Give 1"),
-    ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, r"word_ends \(1, 2\) and input_ids \(1, 3\) need equal shapes"),
+    ({"word_ends": torch.ones(1, 2, dtype=torch.bool)}, r"word_ends has shape \(1, 2\), input_ids \(1, 3\)"),
     ({"word_ends": torch.tensor([[True, False, True]])}, "several tokens.*reads words. Use the grammar's tokenizer"),
 ]
 
