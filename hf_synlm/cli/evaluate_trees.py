@@ -288,7 +288,7 @@ def _tabulate(
     settings: dict[str, Any] = {"unit": "percent", "convention": counted, "tests of differences": "; ".join(tests)}
     settings |= {"parse_option": parsing.parse_option, "seed": parsing.seed}
     model_of = {"name": ", ".join(short.values()), "models": described}
-    return EvaluationResult("parsing by conventions", scores, model_of, settings, data, tables, is_table=True)
+    return EvaluationResult("parsing by conventions", scores, model_of, settings, data, tables)
 
 
 def _describe_parsing(scorer: "TextScorer", parsing: options.Parsing, **more: Any) -> dict[str, Any]:

@@ -214,9 +214,9 @@ def silver(
     by_sentence: bool = option(
         "Split each line into sentences; default: a line is a sentence.", default=False, name="--split-sentences"
     ),
-    language: str = option("Language of the text, such as en, de, zh-hans.", default="en"),
+    language: str | None = option("Language for --split-sentences, such as de or zh-hans. Default: en."),
     words: Literal["split", "keep"] = option(
-        "split: split words and punctuation as treebanks do; keep: take the words that white space separates.",
+        "split: split words and punctuation as the (English) Penn Treebank does; keep: split at white space only.",
         default="split",
     ),
     device: options.Device = None,
@@ -236,6 +236,7 @@ def silver(
         synlm silver novel.txt --split-sentences --parser model_cards/span-parser-mini --out silver.mrg
         synlm treebank silver.mrg --max-words 40 --out train.txt
     """
+    options.refuse(["language"] if language and not by_sentence else [], "this belongs to --split-sentences")
     confidences = Path(f"{out}.confidence.tsv")
     outputs.check_out(out, overwrite, texts, model=parser, beside=outputs.meta_file)
     outputs.check_out(confidences, overwrite, texts)
@@ -243,7 +244,7 @@ def silver(
     items = read_items(texts, text_column=text_column, kind=input_format, flag="--input-format")
     lines = [item.text for item in items if item.text.strip()]
     if by_sentence:
-        lines = [sentence for line in lines for sentence in split_sentences(line, language=language)]
+        lines = [sentence for line in lines for sentence in split_sentences(line, language=language or "en")]
     loading = options.Parsing(backbone=backbone, device=device, dtype=dtype, batch_size=batch_size)
     facts, rows = _trees_of_parser(lines, out, loading, parser, words, min_confidence)
     table = "".join(f"{count}\t{confidence:.4f}\n" for _, count, confidence in rows)

@@ -197,8 +197,9 @@ class SyntacticConfig(transformers.PreTrainedConfig):
 
 def position_limit(config: transformers.PreTrainedConfig) -> int | None:
     """Most tokens of a text, for models of transformers and of this library; None = any number."""
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)  # the latter: MPT
-    return limit if getattr(config, "has_positions", True) else None
+    names = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")  # the last: MPT
+    limits = [getattr(config, name, None) for name in names if getattr(config, "has_positions", True)]
+    return next(filter(None, limits), None)
 
 
 __all__ = ["SyntacticConfig"]

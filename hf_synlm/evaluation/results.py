@@ -85,7 +85,6 @@ class EvaluationResult:
     hardware: dict[str, Any] = dataclasses.field(default_factory=lambda: describe_hardware())
     command: str | None = None
     items: list[Row] = dataclasses.field(default_factory=list)
-    is_table: bool = False  # the tables are what was asked for: they hold the scores, and are not cut
 
     @classmethod
     def of(
@@ -108,10 +107,15 @@ class EvaluationResult:
             **fields,
         )
 
+    @property
+    def is_table(self) -> bool:
+        """Whether the tables are what was asked for: they hold the scores, and are not cut."""
+        return self.task == "parsing by conventions"
+
     def to_json(self) -> str:
         """The result as a JSON document; numbers that are not finite become null."""
         fields = dataclasses.asdict(dataclasses.replace(self, items=[]))
-        del fields["items"], fields["is_table"]
+        del fields["items"]
         return json_text({"format": FORMAT, "format_version": FORMAT_VERSION, **fields})
 
     def to_markdown(self, max_rows: int | None = None, file: PathLike | None = None) -> str:
@@ -223,7 +227,7 @@ def load_result(path: PathLike) -> EvaluationResult:
     if fields.pop("format_version", None) != FORMAT_VERSION:
         raise ValueError(f"{path} is a result of another version of hf_synlm. Evaluate again, or use that version")
     fields.setdefault("command", None)  # later than the format
-    known = {field.name for field in dataclasses.fields(EvaluationResult)} - {"items", "is_table"}
+    known = {field.name for field in dataclasses.fields(EvaluationResult)} - {"items"}
     if set(fields) != known:
         raise ValueError(f"{path} has missing or unknown fields: {', '.join(sorted(set(fields) ^ known))}")
     fields["scores"] = {key: math.nan if value is None else value for key, value in fields["scores"].items()}

@@ -629,13 +629,13 @@ def test_marks_and_control_characters_are_told(models, tmp_path, capsys):
     command = ("surprisal", tmp_path / "a.txt", *model, "--encoding")
     assert "1 of 2 texts has control characters" in remarks(capsys, *command, "latin-1")
     said = remarks(capsys, *command, "cp1252", "--tokenize", "no-punctuation")
-    assert "control" not in said and "1 of 2 texts has marks between words" in said and "without a token" not in said
+    assert "control" not in said and "1 of 2 texts has marks between words" in said and "n_tokens 0" not in said
     (tmp_path / "b.txt").write_text("We ask , for peace .\n", encoding="utf-8")
     said = remarks(capsys, "surprisal", tmp_path / "b.txt", *model, "--tokenize", "no-punctuation")
     assert "no token (n_tokens 0) and no surprisal: 2 of 6 words" in said
     (tmp_path / "b.tsv").write_text("item\tword\n1\tWe\n1\t\n1\task\n", encoding="utf-8")
     given = ("surprisal", tmp_path / "b.tsv", *model, "--word-column", "word")
-    assert "without a token" not in remarks(capsys, *given)
+    assert "n_tokens 0" not in remarks(capsys, *given)
 
 
 def test_long_files_are_read_piece_by_piece(models, tmp_path, capsys, monkeypatch):

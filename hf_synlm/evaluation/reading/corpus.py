@@ -147,7 +147,7 @@ def join_corpus(
     remarks: list[str] = []
     reader = "subject" if "subject" in times else ""
     if by_subject and not reader:
-        raise ValueError(f"--by-subject: there is no column 'subject'; {columns_of(times)}. Rename the readers' column")
+        raise ValueError(f"--by-subject: there is no column 'subject'; {columns_of(times)}. Rename one to subject")
     measured = _times(times, rt_column, reader, remarks)
     of_times = match(times, text, remarks, reader=reader, **joining)
     add_structure(text, times, of_times)

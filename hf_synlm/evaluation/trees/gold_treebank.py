@@ -112,7 +112,7 @@ def load_treebank(
         raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
     options = (max_sentences, punctuation_by, remedy)
     again = {mode: partial(load_treebank, path, mode, *options, **reading) for mode in PUNCTUATION}
-    return dataclasses.replace(bank, read_again=again | {punctuation: lambda: bank})
+    return dataclasses.replace(bank, read_again=again)
 
 
 def make_treebank(

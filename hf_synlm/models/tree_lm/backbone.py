@@ -76,7 +76,7 @@ def run_backbone(
     longest = max_positions(backbone.config)
     if is_causal and mask.shape[2] > longest:
         raise ValueError(
-            f"A linearized tree needs {mask.shape[2]} positions, but the backbone has {longest}. Shorten the text."
+            f"A linearized tree needs {mask.shape[2]} positions or more, and the backbone has {longest}. Cut the text."
         )
     seen = None
     if cache is not None or not is_causal:

@@ -239,6 +239,8 @@ def test_silver_needs_a_span_parser(tmp_path, capsys):
     command = ["silver", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.mrg")]
     assert main([*command, "--parser", str(CARDS / "rnng-tiny")]) == 2
     assert "gives no tags. Name a span parser" in capsys.readouterr().err
+    assert main([*command, "--parser", str(CARDS / "rnng-tiny"), "--language", "de"]) == 2
+    assert "--language: this belongs to --split-sentences" in capsys.readouterr().err
 
 
 def test_parse_and_evaluate_as_other_models(named, tmp_path, capsys):

@@ -480,4 +480,4 @@ def test_a_backbone_has_only_so_many_positions(kind, monkeypatch):
     model = TreeLMForCausalLM(TreeLMConfig(backbone_config=config, max_consecutive_nonterminals=2, **TINY))
     monkeypatch.setattr(tree_attention, "_DENSE", 100)
     model.parse(torch.tensor([[2, 3]]), action_beam_size=50)
-    refused("13 positions, but the backbone has 12", model.parse, torch.arange(2, 15)[None])
+    refused("13 positions or more, and the backbone has 12", model.parse, torch.arange(2, 15)[None])
