@@ -82,7 +82,7 @@ def export_model(
     check_target(output_dir, overwrite)
     _check_code(model)
     if tokenizer is not None:
-        _check_tokenizer(model.config, tokenizer)
+        check_same_tokens(model.config, tokenizer)
     stated = {"repo_id": output_dir.name, **_example(tokenizer), **(facts or {})}
     config = copy.copy(model.config)
     config.auto_map = _references(config.auto_map, code_repo)
@@ -180,10 +180,11 @@ def check_tokenizer_of(folder: str | os.PathLike) -> None:
         raise ValueError(
             f"{os.fspath(folder)!r} has no tokenizer, so it cannot read text. Convert or export it with a tokenizer."
         )
-    _check_tokenizer(AutoConfig.from_pretrained(folder), load_tokenizer(os.fspath(folder)))
+    check_same_tokens(AutoConfig.from_pretrained(folder), load_tokenizer(os.fspath(folder)))
 
 
-def _check_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_same_tokens(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ValueError if the tokenizer has more tokens than the model, or other special tokens."""
     count = num_model_tokens(tokenizer)
     if count > config.vocab_size:
         raise ValueError(

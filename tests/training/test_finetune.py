@@ -508,6 +508,7 @@ BAD_INPUT = [
     ("glue", "gpt2", ("--config-overrides", "n_layers=3"), "n_layers"),
     ("glue", "", (), "--model-name-or-path is not set"),
     ("glue", "gpt2", ("--tokenizer-name", "{wide}"), "420 tokens.* 400"),
+    ("glue", "gpst", ("--tokenizer-name", "{other}"), "[a-z]{3}_token_id is .* in the tokenizer"),
     ("summarization", "gpst", ("--text-column", "body"), "body"),
     ("summarization", "gpst", ("--summary-column", "other"), "train data .*other of row 0"),
     ("summarization", "gpst", ("--max-source-length", "60"), "64 positions"),
@@ -529,7 +530,8 @@ def test_bad_input_is_refused_before_training(script, name, flags, match, models
     wide = transformers.AutoTokenizer.from_pretrained(models / "gpt2")
     wide.add_tokens([f"<{k}>" for k in range(20)])
     wide.save_pretrained(tmp_path / "wide")
-    flags = tuple(flag.replace("{wide}", str(tmp_path / "wide")) for flag in flags)
+    places = {"{wide}": tmp_path / "wide", "{other}": models / "rnng"}
+    flags = tuple(str(places.get(flag, flag)) for flag in flags)
     refused(match, run, script, models / name if name else "", files, tmp_path / "out", *flags)
     assert not list((tmp_path / "out").glob("best_*")) and not (tmp_path / "out" / "all_results.json").exists()
 

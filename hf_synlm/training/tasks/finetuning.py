@@ -27,6 +27,7 @@ from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_token
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.hub.checkpoint import one_line_errors
+from hf_synlm.hub.export import check_same_tokens
 from hf_synlm.hub.loading import whole
 from hf_synlm.training.arguments.base import check_overrides
 from hf_synlm.training.arguments.finetuning import ModelArguments
@@ -130,6 +131,7 @@ class FineTuning(GPSTTraining):
                 setattr(model.config, name, getattr(tokenizer, name))
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.pad_token_id = tokenizer.pad_token_id
+        check_same_tokens(model.config, tokenizer)  # as the export does, before hours of training
         return model
 
     def metric(self, evaluation: dict[str, Any]) -> float:
