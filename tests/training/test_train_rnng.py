@@ -208,12 +208,22 @@ def test_lora_on_a_decoder_gives_an_adapter(corpus, decoder: str, program, capsy
     flags = backbone_flags(corpus, decoder, tmp_path / "cut", *lora, "--resume-from-checkpoint", "latest")
     refused("lora_alpha", program, "train_tree_lm", [*flags, "--lora-alpha", "3"])
     assert program("train_tree_lm", flags)["evaluations"][-1] == whole["evaluations"][-1]
+    more = ("--model-name-or-path", str(folder), "--max-train-steps", "1")
+    for name, rank in (("further", ("--lora-r", "2")), ("merged", ())):
+        found = program("train_tree_lm", backbone_flags(corpus, decoder, tmp_path / name, *more, *rank))
+        assert found["evaluations"][0]["losses"]["nats"] == pytest.approx(whole["evaluations"][-1]["losses"]["nats"])
+        assert (tmp_path / name / "model" / "adapter").exists() == bool(rank)
     text = tmp_path / "text.txt"
     text.write_text("unbelievable economies\n")
     assert "--backbone" in fail(capsys, "parse", text, "--model", folder)
     assert "unbelievable" in run_command(capsys, "parse", text, "--model", folder, "--backbone", decoder)
     assert "--backbone" in fail(capsys, "parse", text, "--model", decoder, "--backbone", decoder)
-    for flags, named in ((["--lora-alpha", "3"], "lora-alpha"), ([*lora, "--lora-target-modules", "w"], "'w'")):
+    for flags, named in (
+        (["--lora-alpha", "3"], "lora-alpha"),
+        ([*lora, "--lora-target-modules", "w"], "'w'"),
+        ([*more, "--lora-r", "3"], "pass --lora-r 2"),
+        ([*more, "--lora-r", "2", "--lora-alpha", "3"], "adapter decides"),
+    ):
         refused(named, program, "train_tree_lm", backbone_flags(corpus, decoder, tmp_path / "wrong", *flags))
 
 

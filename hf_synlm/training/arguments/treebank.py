@@ -145,7 +145,8 @@ class TreeLMModelArguments(ModelArguments):
     lora_r: int | None = option(
         None,
         "Train LoRA of this rank instead of all weights of the backbone. The table of the labels and their biases "
-        "are trained in full. The saved model is an adapter of the backbone.",
+        "are trained in full. The saved model is an adapter of the backbone. With --model-name-or-path, the training "
+        "of an adapter goes on.",
         minimum=1,
     )
     lora_alpha: int | None = option(None, "Scale of LoRA. By default, the scale is twice the rank.", minimum=1)
@@ -158,8 +159,10 @@ class TreeLMModelArguments(ModelArguments):
         super().__post_init__()
         if self.lora_r is None:
             refuse(self, LORA_OPTIONS, "which needs --lora-r")
-        elif self.backbone is None or self.model_name_or_path is not None:
-            raise ValueError("--lora-r needs the weights of a backbone. Pass --backbone, and no --model-name-or-path.")
+        elif self.model_name_or_path is not None:
+            refuse(self, LORA_OPTIONS, "which the adapter decides")
+        elif self.backbone is None:
+            raise ValueError("--lora-r needs the weights of a backbone. Pass --backbone.")
         if self.backbone_name is not None:
             if self.backbone is None or is_folder(self.backbone_name):
                 raise ValueError(

@@ -18,7 +18,7 @@ from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import begin_token_id
 from hf_synlm.training.arguments.base import check_overrides
 from hf_synlm.training.arguments.treebank import LORA_OPTIONS, TreeLMModelArguments
-from hf_synlm.training.engine.run import add_lora
+from hf_synlm.training.engine.run import add_lora, new_or_pretrained
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
 
@@ -46,7 +46,9 @@ class TreeLMRecipe(GrammarRecipe):
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """Make an untrained model, or begin with the weights of a backbone or of a Tree LM."""
         given, tokenizer = self.model_arguments, self.tokenizer
-        if self.backbone is None or given.model_name_or_path is not None:
+        if given.model_name_or_path is not None:
+            return new_or_pretrained(given, tokenizer, {}, backbone=self.backbone, merge=given.lora_r is None)
+        if self.backbone is None:
             return super().make_model(labels)
         model_class, decided = given.row.model_class, ("backbone_config", "nonterminals", "vocab_size")
         overrides = check_overrides(model_class.config_class, given.config_overrides, decided)
@@ -58,9 +60,17 @@ class TreeLMRecipe(GrammarRecipe):
 
     def load(self) -> PreTrainedModel:
         """Read and encode the trees, make or load tokenizer and model, and add LoRA if it is asked for."""
-        model = super().load()
-        if self.model_arguments.lora_r is not None:
-            self._add_lora(model, self.model_arguments.lora_r)
+        model: Any = super().load()
+        rank, name = self.model_arguments.lora_r, self.model_arguments.model_name_or_path
+        if rank is None:
+            return model
+        if name is None:
+            self._add_lora(model, rank)
+        elif rank != (own := next((lora.r for lora in getattr(model, "peft_config", {}).values()), None)):
+            found = f"an adapter of rank {own}: pass --lora-r {own}" if own else "no adapter: leave --lora-r out"
+            raise ValueError(f"--lora-r is {rank}, but {name!r} is {found}.")
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.accelerator.print(f"LoRA of rank {rank}: {trained:,} parameters are trained")
         return model
 
     def _add_lora(self, model: Any, rank: int) -> None:
@@ -70,8 +80,6 @@ class TreeLMRecipe(GrammarRecipe):
         add_lora(model, rank, given.backbone_name, given.lora_target_modules, task_type="CAUSAL_LM", **alpha)
         with torch.no_grad():
             model.label_head.bias.fill_(LABEL_BIAS)
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.accelerator.print(f"LoRA of rank {rank}: {trained:,} parameters are trained")
 
     def learning_rates(self, model: PreTrainedModel) -> dict[str, float]:
         """With LoRA, the table of the labels and their biases have their own."""

@@ -152,15 +152,17 @@ class GrammarRecipe(TreebankRecipe):
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """Make an untrained model, or load the one to continue from; the tokenizer tells which tokens end a word."""
-        given, tokenizer, word_final = self.model_arguments, self.tokenizer, word_final_ids(self.tokenizer)
+        given, tokenizer = self.model_arguments, self.tokenizer
+        if given.model_name_or_path is not None:
+            return new_or_pretrained(given, tokenizer, {})
+        word_final = word_final_ids(tokenizer)
         decided: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id}
         if given.row.model_class.config_class.gives_labels:
             decided.update(nonterminals=labels, subwords=not all(word_final))
         ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
         ends = {name: tokenizer.pad_token_id if token is None else token for name, token in ends.items()}
-        options = {} if self.backbone is None else {"backbone": self.backbone}
-        model: Any = new_or_pretrained(given, tokenizer, decided, ends, **options)
-        if given.model_name_or_path is None and getattr(model.config, "subwords", False):
+        model: Any = new_or_pretrained(given, tokenizer, decided, ends)
+        if getattr(model.config, "subwords", False):
             model.model.word_final.copy_(torch.tensor(word_final))
         return model
 
