@@ -11,8 +11,9 @@ products, which give the same numbers up to rounding. Searches use them in bfloa
 Shapes: R rows, I inputs, O outputs.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,8 @@ _PACK_FROM = 4
 _ROWS_FROM = 64
 # oneDNN compiles a kernel for every new number of rows (0.6 ms and 0.5 MiB each), so searches pad rows to a multiple.
 ROW_STEP = 16
+# Weights that this thread has packed, if it keeps them: (weight, packed weight) by place, version and layout.
+_kept = threading.local()
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:
@@ -54,11 +57,13 @@ def linear_map(
     num_uses: int = 1,
     types: tuple[torch.dtype, ...] = _FLOAT32,
     row_step: int = 1,
+    keep: bool = False,
 ) -> Callable[[Tensor], Tensor]:
     """The map x -> x W^T from [R, I] to [R, O]. W must not change while the map is in use.
 
     The layout is chosen for the expected number of rows and uses. Matrices of other `types` get ordinary products. The
-    kernels meet multiples of `row_step` rows (many rows: of more), to which others are padded.
+    kernels meet multiples of `row_step` rows (many rows: of more), to which others are padded. `keep` is for weights of
+    a model: within `keep_packed_weights` they are packed once.
     """
     if not uses_onednn(weight_OI, types):
         transposed = weight_OI.t()
@@ -67,7 +72,7 @@ def linear_map(
     dense = weight_OI.is_contiguous() or weight_OI.t().is_contiguous()
     weight = weight_OI if dense else weight_OI.contiguous()
     if num_uses >= _PACK_FROM:
-        weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), num_rows)
+        weight = _packed(weight, num_rows, keep)
 
     def product(x_RI: Tensor) -> Tensor:
         rows = len(x_RI)
@@ -77,6 +82,31 @@ def linear_map(
         return torch.ops.mkldnn._linear_pointwise(x_RI, weight, None, "none", [], "")[:rows]
 
     return product
+
+
+@contextmanager
+def keep_packed_weights() -> Iterator[None]:
+    """Within it, weights of models that this thread packs are kept for later calls, until they change."""
+    if getattr(_kept, "weights", None) is not None:
+        yield
+        return
+    _kept.weights = {}
+    try:
+        yield
+    finally:
+        _kept.weights = None
+
+
+def _packed(weight_OI: Tensor, num_rows: int, keep: bool) -> Tensor:
+    """The matrix in the layout of the kernels."""
+    known = getattr(_kept, "weights", None) if keep and not weight_OI.is_inference() else None
+    key = None if known is None else (weight_OI.data_ptr(), weight_OI._version, weight_OI.shape, weight_OI.stride())
+    if known is None or key not in known:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), num_rows)
+        if known is None:
+            return packed
+        known[key] = weight_OI, packed
+    return known[key][1]
 
 
 def weight_gradient(grad_RO: Tensor, inputs_RI: Tensor) -> Tensor:

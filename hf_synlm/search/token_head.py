@@ -64,7 +64,7 @@ class PackedTokenHead(TokenHead):
             bias = self.weight.new_zeros(self.vocab_size) if bias is None else bias
             bias = bias.index_fill(0, excluded, float("-inf"))
         self.bias = None if bias is None else bias.detach()
-        self._map = linear_map(self.weight, _ROWS, _USES, ONEDNN_TYPES, _ROW_STEP)
+        self._map = linear_map(self.weight, _ROWS, _USES, ONEDNN_TYPES, _ROW_STEP, keep=True)
         self._few: tuple[Any, Tensor] | None = None
 
     def product(self, features: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_synlm.core.matrix_products import OneDNNLinear, linear_map, weight_gradient
+from hf_synlm.core.matrix_products import OneDNNLinear, keep_packed_weights, linear_map, weight_gradient
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -17,6 +17,32 @@ def test_linear_map(dtype, uses, transposed, rows):
     for count in (rows, rows, 3):
         x = torch.randn(count, 21, dtype=dtype)
         torch.testing.assert_close(product(x), x @ weight.t())
+
+
+def test_packed_weights_are_kept_until_they_change(monkeypatch):
+    """Also by two loops of which the first ends first; and not afterwards."""
+    packed = []
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda *given: packed.append(1) or reorder(*given))
+    weight, x = torch.randn(13, 21), torch.randn(4, 21)
+
+    def times_packed() -> int:
+        packed.clear()
+        for _ in range(2):
+            torch.testing.assert_close(linear_map(weight.detach(), 4, 50, keep=True)(x), x @ weight.t())
+        return len(packed)
+
+    outer, inner = keep_packed_weights(), keep_packed_weights()
+    outer.__enter__()
+    assert times_packed() == 1
+    inner.__enter__()
+    assert times_packed() == 0
+    weight.add_(1)
+    assert times_packed() == 1
+    outer.__exit__(None, None, None)
+    assert times_packed() == 2
+    inner.__exit__(None, None, None)
+    assert times_packed() == 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

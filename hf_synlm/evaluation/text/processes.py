@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -32,6 +32,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from hf_synlm.core.matrix_products import keep_packed_weights
 from hf_synlm.evaluation.text.cache import Result, ResultCache
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def iterate_batches(
     total = sum(text.num_tokens for batch in left for text in batch) if is_list else None
     unit = "sentences" if total is None else "tokens"
     bar = progress_bar(None, None if hidden else progress, unit=unit, total=total)
-    with bar, nullcontext(here) if workers < 2 else _on_workers(run, workers) as there:
+    with bar, keep_packed_weights(), nullcontext(here) if workers < 2 else _on_workers(run, workers) as there:
         todo = iter(batches)
         first = _in_order(() if is_list else islice(todo, 1), here, 0)  # workers take seconds to start
         others = _in_order(todo, lambda batch: (here if is_known(batch) else there)(batch), 4 * (workers - 1))
@@ -238,6 +239,7 @@ def _start_worker(path: Path) -> None:
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _compute = torch.load(path, mmap=True, weights_only=False)
+    _keeping.enter_context(keep_packed_weights())
 
 
 def _end_with_parent() -> None:
@@ -248,6 +250,7 @@ def _end_with_parent() -> None:
 
 
 _compute: Compute
+_keeping = ExitStack()  # as long as a worker lives
 
 
 def _work(batch: list[Any]) -> list[Result]:
