@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fast matrix products of recurrent networks on CPUs, by the kernels of oneDNN.
+"""Fast matrix products of recurrent networks on CPUs, by the kernels of oneDNN; weights under autocast.
 
 For float32 matrices PyTorch calls a library that does not use the widest vectors of every CPU, and that packs a matrix
 again at every step of a recurrence. PyTorch's own LSTM runs on oneDNN; here other recurrences use the same kernels (2.5
@@ -12,13 +12,16 @@ Shapes: R rows, I inputs, O outputs.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
 # Packing a matrix for the kernels costs about one product: it pays from this number of uses on.
 _PACK_FROM = 4
@@ -164,3 +167,41 @@ def uses_onednn(weight: Tensor, types: tuple[torch.dtype, ...] = _FLOAT32) -> bo
     # Nor do they know quantized weights, which are other classes.
     plain = type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu" and weight.dtype in types
     return plain and weight.numel() > 0
+
+
+def call_with_weights_cast_together(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module; under autocast, the weights of its linear layers are cast together.
+
+    Autocast launches a kernel for each of them, and one for each gradient. Layers that are compiled or that compute
+    twice, and weights of other kinds (sharded, quantized), are left to autocast. Values and gradients are the same.
+    """
+    layers = dict(module.named_modules())
+    linear = {name: layer for name, layer in layers.items() if isinstance(layer, (nn.Linear, Conv1D))}
+    weights = {f"{name}.{own}": w for name, layer in linear.items() for own, w in layer.named_parameters(recurse=False)}
+    device = next(iter(weights.values())).device.type
+    plain = all(w.dtype == torch.float32 and not hasattr(w, "__tensor_flatten__") for w in weights.values())
+    special = any(x._compiled_call_impl or getattr(x, "gradient_checkpointing", False) for x in layers.values())
+    if special or not plain or torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+        return module(*args, **kwargs)
+    cast = _CastTogether.apply(torch.get_autocast_dtype(device), *weights.values())
+    return functional_call(module, dict(zip(weights, cast, strict=True)), args, kwargs)
+
+
+class _CastTogether(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, dtype, *weights):
+        ctx.set_materialize_grads(False)
+        return _cast(weights, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        wide = iter(_cast([grad for grad in grads if grad is not None], torch.float32))
+        return None, *(None if grad is None else next(wide) for grad in grads)
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    cast = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    if cast:
+        torch._foreach_copy_(cast, list(tensors))
+    return tuple(cast)

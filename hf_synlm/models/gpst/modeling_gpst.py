@@ -28,6 +28,7 @@ from hf_synlm.core.hidden_states import (
     wants_attentions,
 )
 from hf_synlm.core.losses import widened
+from hf_synlm.core.matrix_products import call_with_weights_cast_together
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, also_takes, evaluation_mode, weight_of
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, check_labels
@@ -242,15 +243,15 @@ class GPSTModel(TreeInduction, GPSTPreTrainedModel):
         wanted = wanted_states(self.config, asked_for["output_hidden_states"], self.num_states)
         attend = self._check_attentions(asked_for["output_attentions"])
         text = ContextBatch.read(self.config, input_ids, attention_mask, sentence_ids, word_ends)
-        scores = self.parser(text.ids, text.sentence_ids)
+        scores = call_with_weights_cast_together(self.parser, text.ids, text.sentence_ids)
         plan = self._plan(text, scores, merge_order, spans)
         trees = self.induce(text, plan, given=spans is not None)
         sequence = self.node_sequence(plan, trees)
         asked = {"output_hidden_states": bool(wanted), "output_attentions": attend} if wanted or attend else {}
-        types = self.type_layers(inputs_embeds=sequence.inputs, **asked)
+        types = call_with_weights_cast_together(self.type_layers, inputs_embeds=sequence.inputs, **asked)
         type_hidden = types.last_hidden_state
         token_inputs = type_hidden.flatten(0, 1)[sequence.token_slots]
-        tokens = self.token_layers(inputs_embeds=token_inputs, **asked)
+        tokens = call_with_weights_cast_together(self.token_layers, inputs_embeds=token_inputs, **asked)
         token_hidden = tokens.last_hidden_state
         outside_vectors: Tensor | None = None
         notes: dict[str, Any] = {}
