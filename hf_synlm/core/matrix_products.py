@@ -29,7 +29,7 @@ _PACK_FROM = 4
 _ROWS_FROM = 64
 # oneDNN compiles a kernel for every new number of rows (0.6 ms and 0.5 MiB each), so searches pad rows to a multiple.
 ROW_STEP = 16
-# Weights that this thread has packed, if it keeps them: (weight, packed weight) by place, version and layout.
+# What `keep_packed_weights` of this thread was given.
 _kept = threading.local()
 
 
@@ -60,22 +60,21 @@ def linear_map(
     num_uses: int = 1,
     types: tuple[torch.dtype, ...] = _FLOAT32,
     row_step: int = 1,
-    keep: bool = False,
 ) -> Callable[[Tensor], Tensor]:
     """The map x -> x W^T from [R, I] to [R, O]. W must not change while the map is in use.
 
     The layout is chosen for the expected number of rows and uses. Matrices of other `types` get ordinary products. The
-    kernels meet multiples of `row_step` rows (many rows: of more), to which others are padded. `keep` is for weights of
-    a model: within `keep_packed_weights` they are packed once.
+    kernels meet multiples of `row_step` rows (many rows: of more), to which others are padded. Within
+    `keep_packed_weights`, parameters of a model are packed once.
     """
     if not uses_onednn(weight_OI, types):
         transposed = weight_OI.t()
         return lambda x_RI: x_RI @ transposed
     # The kernels read rows or columns; they would read a slice of a larger matrix number by number.
     dense = weight_OI.is_contiguous() or weight_OI.t().is_contiguous()
-    weight = weight_OI if dense else weight_OI.contiguous()
+    weight = weight_OI.detach() if dense else weight_OI.detach().contiguous()
     if num_uses >= _PACK_FROM:
-        weight = _packed(weight, num_rows, keep)
+        weight = _packed(weight_OI, num_rows)
 
     def product(x_RI: Tensor) -> Tensor:
         rows = len(x_RI)
@@ -88,28 +87,29 @@ def linear_map(
 
 
 @contextmanager
-def keep_packed_weights() -> Iterator[None]:
-    """Within it, weights of models that this thread packs are kept for later calls, until they change."""
-    if getattr(_kept, "weights", None) is not None:
-        yield
-        return
-    _kept.weights = {}
+def keep_packed_weights(kept: dict[nn.Parameter, tuple[int, Tensor]]) -> Iterator[None]:
+    """Within it, parameters that this thread packs are packed once, and again when they change (not through `.data`).
+
+    `kept` holds their versions and packed copies.
+    """
+    before, _kept.weights = getattr(_kept, "weights", None), kept
     try:
         yield
     finally:
-        _kept.weights = None
+        _kept.weights = before
 
 
-def _packed(weight_OI: Tensor, num_rows: int, keep: bool) -> Tensor:
+def _packed(weight_OI: Tensor, num_rows: int) -> Tensor:
     """The matrix in the layout of the kernels."""
-    known = getattr(_kept, "weights", None) if keep and not weight_OI.is_inference() else None
-    key = None if known is None else (weight_OI.data_ptr(), weight_OI._version, weight_OI.shape, weight_OI.stride())
-    if known is None or key not in known:
-        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), num_rows)
-        if known is None:
+    # What is no parameter may be computed for every call anew.
+    known = getattr(_kept, "weights", None) if isinstance(weight_OI, nn.Parameter) else None
+    version = None if known is None or weight_OI.is_inference() else weight_OI._version
+    if version is None or known.get(weight_OI, (None,))[0] != version:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().contiguous(), num_rows)
+        if version is None:
             return packed
-        known[key] = weight_OI, packed
-    return known[key][1]
+        known[weight_OI] = version, packed
+    return known[weight_OI][1]
 
 
 def weight_gradient(grad_RO: Tensor, inputs_RI: Tensor) -> Tensor:
@@ -170,21 +170,38 @@ def uses_onednn(weight: Tensor, types: tuple[torch.dtype, ...] = _FLOAT32) -> bo
 
 
 def call_with_weights_cast_together(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call a module; under autocast, the weights of its linear layers are cast together.
+    """Call a module; in training under autocast, the weights of its linear layers are cast together.
 
-    Autocast launches a kernel for each of them, and one for each gradient. Layers that are compiled or that compute
-    twice, and weights of other kinds (sharded, quantized), are left to autocast. Values and gradients are the same.
+    Autocast launches a kernel for each of them, and one for each gradient. Values and gradients (not second ones) are
+    the same. Left to autocast: adapters, layers that are compiled or compute twice, sharded, quantized and frozen
+    weights, and several processes, which would wait for the gradients of the whole module.
     """
     layers = dict(module.named_modules())
-    linear = {name: layer for name, layer in layers.items() if isinstance(layer, (nn.Linear, Conv1D))}
-    weights = {f"{name}.{own}": w for name, layer in linear.items() for own, w in layer.named_parameters(recurse=False)}
-    device = next(iter(weights.values())).device.type
-    plain = all(w.dtype == torch.float32 and not hasattr(w, "__tensor_flatten__") for w in weights.values())
-    special = any(x._compiled_call_impl or getattr(x, "gradient_checkpointing", False) for x in layers.values())
-    if special or not plain or torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+    linear = {name: layer for name, layer in layers.items() if type(layer) in (nn.Linear, Conv1D)}
+    weights = {
+        f"{name}.{own}": weight
+        for name, layer in linear.items()
+        for own, weight in layer.named_parameters(recurse=False)
+        if weight.requires_grad and weight.dtype == torch.float32 and not hasattr(weight, "__tensor_flatten__")
+    }
+    special = any(
+        layer._compiled_call_impl or getattr(layer, "gradient_checkpointing", False) or hasattr(layer, "base_layer")
+        for layer in layers.values()
+    )
+    device = next((weight.device.type for weight in weights.values()), "meta")
+    if special or device == "meta" or not (module.training and torch.is_grad_enabled()) or _is_distributed():
         return module(*args, **kwargs)
-    cast = _CastTogether.apply(torch.get_autocast_dtype(device), *weights.values())
-    return functional_call(module, dict(zip(weights, cast, strict=True)), args, kwargs)
+    if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+        return module(*args, **kwargs)
+    different = list(dict.fromkeys(weights.values()))
+    cast = dict(zip(different, _CastTogether.apply(torch.get_autocast_dtype(device), *different), strict=True))
+    by_name = {name: cast[weight] for name, weight in weights.items()}
+    return functional_call(module, by_name, args, kwargs, tie_weights=False)
+
+
+def _is_distributed() -> bool:
+    known = torch.distributed
+    return known.is_available() and known.is_initialized() and known.get_world_size() > 1
 
 
 class _CastTogether(torch.autograd.Function):

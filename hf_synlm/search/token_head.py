@@ -58,13 +58,14 @@ class PackedTokenHead(TokenHead):
     """Logits by the weights of a linear layer, laid out for many products: they must not change meanwhile."""
 
     def __init__(self, layer: Any, excluded: Tensor | None = None) -> None:
-        self.weight, bias = weight_of(layer).detach(), unwrapped(layer).bias
+        weight, bias = weight_of(layer), unwrapped(layer).bias
+        self.weight = weight.detach()
         super().__init__(layer, len(self.weight))
         if excluded is not None:
             bias = self.weight.new_zeros(self.vocab_size) if bias is None else bias
             bias = bias.index_fill(0, excluded, float("-inf"))
         self.bias = None if bias is None else bias.detach()
-        self._map = linear_map(self.weight, _ROWS, _USES, ONEDNN_TYPES, _ROW_STEP, keep=True)
+        self._map = linear_map(weight, _ROWS, _USES, ONEDNN_TYPES, _ROW_STEP)
         self._few: tuple[Any, Tensor] | None = None
 
     def product(self, features: Tensor) -> Tensor:

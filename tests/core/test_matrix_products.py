@@ -30,29 +30,27 @@ def test_linear_map(dtype, uses, transposed, rows):
 
 
 def test_packed_weights_are_kept_until_they_change(monkeypatch):
-    """Also by two loops of which the first ends first; and not afterwards."""
+    """Also by two loops in turn; and not elsewhere."""
     packed = []
     reorder = torch.ops.mkldnn._reorder_linear_weight
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda *given: packed.append(1) or reorder(*given))
-    weight, x = torch.randn(13, 21), torch.randn(4, 21)
+    weight, x = nn.Parameter(torch.randn(13, 21), requires_grad=False), torch.randn(4, 21)
 
     def times_packed() -> int:
         packed.clear()
         for _ in range(2):
-            torch.testing.assert_close(linear_map(weight.detach(), 4, 50, keep=True)(x), x @ weight.t())
-        return len(packed)
+            torch.testing.assert_close(linear_map(weight, 4, 50)(x), x @ weight.t())
+            linear_map(weight * 1, 4, 50)  # is computed, and not kept
+        return len(packed) - 2
 
-    outer, inner = keep_packed_weights(), keep_packed_weights()
-    outer.__enter__()
-    assert times_packed() == 1
-    inner.__enter__()
-    assert times_packed() == 0
+    first, second = {}, {}
+    for kept, count in ((first, 1), (second, 1), (first, 0), (second, 0)):
+        with keep_packed_weights(kept):
+            assert times_packed() == count
     weight.add_(1)
-    assert times_packed() == 1
-    outer.__exit__(None, None, None)
-    assert times_packed() == 2
-    inner.__exit__(None, None, None)
-    assert times_packed() == 2
+    with keep_packed_weights(first):
+        assert times_packed() == 1
+    assert times_packed() == 2 and len(first) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -88,12 +86,16 @@ def test_linear_in_other_types():
     assert layer.double()(x.double()).dtype == torch.float64
 
 
-@pytest.mark.parametrize("case", ["autocast", "float32", "checkpointing", "double"])
+@pytest.mark.parametrize("case", ["autocast", "float32", "checkpointing", "double", "tied", "eval"])
 def test_weights_cast_together(case):
-    """The same values and gradients as by autocast, also where a weight has no gradient."""
+    """The same values and gradients as by autocast, also where a weight has no gradient or stands twice."""
     model: Any = nn.Sequential(nn.Linear(5, 7), Conv1D(4, 7), nn.LayerNorm(4), nn.Linear(4, 3, bias=False))
     model[1].bias.requires_grad_(False)
     model.gradient_checkpointing = case == "checkpointing"
+    model.append(nn.Linear(3, 3)).append(nn.Linear(3, 3))
+    if case == "tied":
+        model[5].weight = model[4].weight
+    model.train(case != "eval")
     model = model.double() if case == "double" else model
     results = []
     for call in (call_with_weights_cast_together, nn.Module.__call__):

@@ -221,7 +221,7 @@ def test_lora_on_a_decoder_gives_an_adapter(corpus, decoder: str, program, capsy
     for flags, named in (
         (["--lora-alpha", "3"], "lora-alpha"),
         ([*lora, "--lora-target-modules", "w"], "'w'"),
-        ([*more, "--lora-r", "3"], "pass --lora-r 2"),
+        ([*more, "--lora-r", "3"], "Pass --lora-r 2"),
         ([*more, "--lora-r", "2", "--lora-alpha", "3"], "adapter decides"),
     ):
         refused(named, program, "train_tree_lm", backbone_flags(corpus, decoder, tmp_path / "wrong", *flags))

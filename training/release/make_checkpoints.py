@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from release.model_table import COMMAND, PAGE, model_table, write_between
 from safetensors.torch import load_file, save_file
@@ -181,17 +182,33 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
             if copy.suffix == ".safetensors":  # half the size; the configuration says that float32 is loaded
-                tensors = load_file(copy).items()
-                save_file({k: t.half() if t.is_floating_point() else t for k, t in tensors}, copy, {"format": "pt"})
+                tensors = with_rank(load_file(copy), checkpoint.get("lora_rank"), copy.with_name("adapter_config.json"))
+                halves = {name: t.half() if t.is_floating_point() else t for name, t in tensors.items()}
+                save_file(halves, copy, {"format": "pt"})
             elif copy.name == "tokenizer.json":
                 content = json.loads(copy.read_text(encoding="utf-8"))
                 if merges := content["model"].get("merges"):  # "a b" is shorter than ["a", "b"], and the same
-                    content["model"]["merges"] = [" ".join(pair) for pair in merges]
+                    content["model"]["merges"] = [x if isinstance(x, str) else " ".join(x) for x in merges]
                 write_text(copy, json.dumps(content, ensure_ascii=False, separators=(",", ":")))
         size, limit = sum(file.stat().st_size for file in partial.rglob("*.*")), checkpoint["max_bytes"]
         if size >= limit:
             raise ValueError(f"{name} has {size} bytes, but only {limit} are allowed. Make the model smaller.")
         write_json(partial / "results" / "training.json", training)
+
+
+def with_rank(tensors: dict[str, torch.Tensor], rank: int | None, config: Path) -> dict[str, torch.Tensor]:
+    """Weights of LoRA whose products B A keep their `rank` largest singular values, told in `config`; None = all."""
+    if rank is None:
+        return tensors
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    write_json(config, {**settings, "r": rank, "lora_alpha": settings["lora_alpha"] * rank // settings["r"]})
+    for name in [name for name in tensors if ".lora_A." in name]:
+        other = name.replace(".lora_A.", ".lora_B.")
+        (q, left), (p, right) = (torch.linalg.qr(t.double()) for t in (tensors[other], tensors[name].mT))
+        u, values, v = torch.linalg.svd(left @ right.mT)
+        root = values[:rank].sqrt()
+        tensors[other], tensors[name] = q @ u[:, :rank] * root, (p @ v[:rank].mT * root).mT.contiguous()
+    return tensors
 
 
 def evaluate(name: str, checkpoint: dict[str, Any]) -> None:

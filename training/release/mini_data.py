@@ -16,7 +16,7 @@ SOURCES holds the corpora, which come from their owners, as one text or tree per
 the speeches, to be read beside trees of a parser.
 `free.1m.txt`, `free.5m.txt` and `free.valid.txt` are tokenized sentences, one per line, of 1 M, 5 M and 50,000 words
 of the text of gpst-mini, for a parser to give them trees; the 1 M begin the 5 M, and `tokenizer` holds their pieces of
-words.
+words. `free.masc.txt` are all such sentences of MASC.
 """
 
 import random
@@ -51,14 +51,17 @@ _ABBREVIATION = re.compile(r"\.+|(Mr|Mrs|Ms|Messrs|Dr|St|Jr|Sr|Prof|Rev|Hon|Gen|
 _LEAF = re.compile(r"\(\S+ [^()\s]+\)")
 
 
+def read_prose(sources: Path, split: str, of: Sequence[str] = FREE_SOURCES) -> Dataset:
+    """Documents of MASC and speeches: `text` and `author`, which is the document's id."""
+    prose = Dataset.from_parquet(str(sources / "text" / "masc_brown_speeches" / f"{split}.parquet"))
+    prose = prose.filter(lambda row: row["source"] in of).rename_column("id", "author")
+    return prose.select_columns(["text", "author"])
+
+
 def read_text(sources: Path, split: str) -> Dataset:
-    """Documents of novels, MASC and speeches: `text` and `author`, which is the document's id where none is named."""
-    novels, prose = (
-        Dataset.from_parquet(str(sources / "text" / corpus / f"{split}.parquet"))
-        for corpus in ("novels_pd", "masc_brown_speeches")
-    )
-    prose = prose.filter(lambda row: row["source"] in FREE_SOURCES).rename_column("id", "author")
-    return concatenate_datasets([corpus.select_columns(["text", "author"]) for corpus in (novels, prose)])
+    """Documents of novels, MASC and speeches."""
+    novels = Dataset.from_parquet(str(sources / "text" / "novels_pd" / f"{split}.parquet"))
+    return concatenate_datasets([novels.select_columns(["text", "author"]), read_prose(sources, split)])
 
 
 def write_text(sources: Path) -> None:
@@ -123,7 +126,9 @@ def write_free_text(sources: Path) -> None:
         for split, (limit, of_author) in FREE_WORDS.items()
     )
     million = train[: bisect_right(list(accumulate(map(len, train))), 1_000_000)]
-    for name, sentences in (("1m", million), ("5m", train), ("valid", valid)):
+    masc = clean_sentences(read_prose(sources, "train", ["masc_tagged"]), sys.maxsize)
+    masc_train = tokenized_sentences(masc, splitter, sys.maxsize)
+    for name, sentences in (("1m", million), ("5m", train), ("valid", valid), ("masc", masc_train)):
         (OUT / f"free.{name}.txt").write_text("".join(f"{' '.join(words)}\n" for words in sentences), encoding="utf-8")
     pieces = subword_tokenizer(million, 8192, min_frequency=8, byte_fallback=True)
     pieces.save_pretrained(OUT / "tokenizer")

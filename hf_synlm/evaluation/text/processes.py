@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -115,15 +115,18 @@ def iterate_batches(
     if state is not None:
         batches = left = left[state.process_index :: state.num_processes]
     run: Compute = partial(_in_memory, compute)
+    packed: dict[Any, Any] = {}
 
     def here(batch: Sequence[Any]) -> _Finish:
-        return partial(run, list(batch)) if not is_known(batch) else lambda: [found[json.dumps(text)] for text in batch]
+        if is_known(batch):
+            return lambda: [found[json.dumps(text)] for text in batch]
+        return partial(_keeping, run, packed, list(batch))
 
     hidden = progress is None or (state is not None and not state.is_main_process)
     total = sum(text.num_tokens for batch in left for text in batch) if is_list else None
     unit = "sentences" if total is None else "tokens"
     bar = progress_bar(None, None if hidden else progress, unit=unit, total=total)
-    with bar, keep_packed_weights(), nullcontext(here) if workers < 2 else _on_workers(run, workers) as there:
+    with bar, nullcontext(here) if workers < 2 else _on_workers(run, workers) as there:
         todo = iter(batches)
         first = _in_order(() if is_list else islice(todo, 1), here, 0)  # workers take seconds to start
         others = _in_order(todo, lambda batch: (here if is_known(batch) else there)(batch), 4 * (workers - 1))
@@ -185,6 +188,12 @@ def num_workers(num_processes: int | None, model: PreTrainedModel, num_derivatio
     return num_processes
 
 
+def _keeping(compute: Compute, packed: dict[Any, Any], batch: list[Any]) -> list[Result]:
+    """Results of a batch, with weights that are packed once for all batches."""
+    with keep_packed_weights(packed):
+        return compute(batch)
+
+
 def _in_memory(compute: Compute, batch: list[Any]) -> list[Result]:
     """Results of a batch, in halves where memory is out."""
     half = len(batch) // 2
@@ -239,7 +248,6 @@ def _start_worker(path: Path) -> None:
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _compute = torch.load(path, mmap=True, weights_only=False)
-    _keeping.enter_context(keep_packed_weights())
 
 
 def _end_with_parent() -> None:
@@ -250,8 +258,8 @@ def _end_with_parent() -> None:
 
 
 _compute: Compute
-_keeping = ExitStack()  # as long as a worker lives
+_packed_weights: dict[Any, Any] = {}
 
 
 def _work(batch: list[Any]) -> list[Result]:
-    return _compute(batch)
+    return _keeping(_compute, _packed_weights, batch)

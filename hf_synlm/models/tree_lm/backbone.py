@@ -98,7 +98,7 @@ class PackedProducts(AbstractContextManager):
 
     def __init__(self, module: nn.Module) -> None:
         self._maps = {
-            layer: linear_map(layer.weight.detach(), _ROWS, _USES, ONEDNN_TYPES, _ROW_STEP, keep=True)
+            layer: linear_map(layer.weight, _ROWS, _USES, ONEDNN_TYPES, _ROW_STEP)
             for layer in module.modules()
             if isinstance(layer, nn.Linear)
             and getattr(layer.forward, "__func__", None) is nn.Linear.forward

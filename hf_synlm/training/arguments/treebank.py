@@ -145,8 +145,8 @@ class TreeLMModelArguments(ModelArguments):
     lora_r: int | None = option(
         None,
         "Train LoRA of this rank instead of all weights of the backbone. The table of the labels and their biases "
-        "are trained in full. The saved model is an adapter of the backbone. With --model-name-or-path, the training "
-        "of an adapter goes on.",
+        "are trained in full. The saved model is an adapter of the backbone. With --model-name-or-path, an adapter of "
+        "this rank is trained further.",
         minimum=1,
     )
     lora_alpha: int | None = option(None, "Scale of LoRA. By default, the scale is twice the rank.", minimum=1)

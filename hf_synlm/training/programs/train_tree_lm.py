@@ -33,6 +33,7 @@ class TreeLMRecipe(GrammarRecipe):
 
     program = "train_tree_lm"
     model_arguments: TreeLMModelArguments
+    adapter_of: str | None = None  # Hub name of the backbone of an adapter
 
     def check(self) -> None:
         """Complete what depends on the arguments: the tokenizer of a backbone, and the labels of bottom-up trees."""
@@ -67,8 +68,12 @@ class TreeLMRecipe(GrammarRecipe):
         if name is None:
             self._add_lora(model, rank)
         elif rank != (own := next((lora.r for lora in getattr(model, "peft_config", {}).values()), None)):
-            found = f"an adapter of rank {own}: pass --lora-r {own}" if own else "no adapter: leave --lora-r out"
-            raise ValueError(f"--lora-r is {rank}, but {name!r} is {found}.")
+            no_lora = "no LoRA. Leave --lora-r out, also of the file of --config"
+            found = f"LoRA of rank {own}. Pass --lora-r {own}" if own else no_lora
+            raise ValueError(f"--lora-r is {rank}, but {name!r} has {found}.")
+        elif self.model_arguments.backbone_name is not None:
+            model.backbone_source["name"] = self.model_arguments.backbone_name
+        self.adapter_of = model.backbone_source["name"]
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self.accelerator.print(f"LoRA of rank {rank}: {trained:,} parameters are trained")
         return model
@@ -100,7 +105,7 @@ class TreeLMRecipe(GrammarRecipe):
     def base_model(self) -> str | None:
         """The backbone, or the Tree LM that the run continues."""
         given = self.model_arguments
-        return given.backbone_name or given.backbone or given.model_name_or_path
+        return given.backbone_name or self.adapter_of or given.backbone or given.model_name_or_path
 
 
 main = partial(run_recipe, TreeLMRecipe)
