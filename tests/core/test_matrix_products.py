@@ -1,15 +1,11 @@
 """Matrix products: float32 by oneDNN where PyTorch has it, other types by the ordinary functions."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from hf_synlm.core.matrix_products import (
     OneDNNLinear,
-    call_with_weights_cast_together,
     keep_packed_weights,
     linear_map,
     weight_gradient,
@@ -84,28 +80,3 @@ def test_linear_in_other_types():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
     assert layer.double()(x.double()).dtype == torch.float64
-
-
-@pytest.mark.parametrize("case", ["autocast", "float32", "checkpointing", "double", "tied", "eval"])
-def test_weights_cast_together(case):
-    """The same values and gradients as by autocast, also where a weight has no gradient or stands twice."""
-    model: Any = nn.Sequential(nn.Linear(5, 7), Conv1D(4, 7), nn.LayerNorm(4), nn.Linear(4, 3, bias=False))
-    model[1].bias.requires_grad_(False)
-    model.gradient_checkpointing = case == "checkpointing"
-    model.append(nn.Linear(3, 3)).append(nn.Linear(3, 3))
-    if case == "tied":
-        model[5].weight = model[4].weight
-    model.train(case != "eval")
-    model = model.double() if case == "double" else model
-    results = []
-    for call in (call_with_weights_cast_together, nn.Module.__call__):
-        x = torch.linspace(-1, 1, 30, dtype=model[0].weight.dtype).view(6, 5).requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16, enabled=case != "float32"):
-            output = call(model, x)
-        model.zero_grad()
-        output.float().square().sum().backward()
-        results.append([output, x.grad, *(weight.grad for weight in model.parameters())])
-        assert model[0].weight.grad.dtype == model[0].weight.dtype
-    for mine, expected in zip(*results, strict=True):
-        assert (mine is None) == (expected is None)
-        torch.testing.assert_close(mine, expected, rtol=0, atol=0)

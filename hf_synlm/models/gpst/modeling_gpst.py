@@ -28,13 +28,13 @@ from hf_synlm.core.hidden_states import (
     wants_attentions,
 )
 from hf_synlm.core.losses import widened
-from hf_synlm.core.matrix_products import call_with_weights_cast_together
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, also_takes, evaluation_mode, weight_of
 from hf_synlm.core.outputs import ParseOutput, SyntacticLMOutput
 from hf_synlm.core.token_batch import attended_tokens, check_labels
 from hf_synlm.generation.action_decoder import ActionDecoder
 from hf_synlm.generation.given_trees import GivenTrees
 from hf_synlm.generation.mixin import SyntacticGenerationMixin
+from hf_synlm.models.gpst.cast_weights import call_with_weights_cast_together
 from hf_synlm.models.gpst.classification import GPSTClassifierMixin
 from hf_synlm.models.gpst.composition import GPSTComposition, GPSTDecomposition, GPSTParser
 from hf_synlm.models.gpst.configuration_gpst import GPSTConfig
