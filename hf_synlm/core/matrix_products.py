@@ -69,9 +69,10 @@ def linear_map(
         return lambda x_RI: x_RI @ transposed
     # The kernels read rows or columns; they would read a slice of a larger matrix number by number.
     dense = weight_OI.is_contiguous() or weight_OI.t().is_contiguous()
-    weight = weight_OI.detach() if dense else weight_OI.detach().contiguous()
     if num_uses >= _PACK_FROM:
         weight = _packed(weight_OI, num_rows)
+    else:
+        weight = weight_OI.detach() if dense else weight_OI.detach().contiguous()
 
     def product(x_RI: Tensor) -> Tensor:
         rows = len(x_RI)

@@ -18,6 +18,8 @@ def call_with_weights_cast_together(module: nn.Module, *args: Any, **kwargs: Any
     the same. Left to autocast: adapters, layers that are compiled or compute twice, sharded, quantized and frozen
     weights, and several processes, which would wait for the gradients of the whole module.
     """
+    if not (module.training and torch.is_grad_enabled()) or torch.compiler.is_compiling() or _is_distributed():
+        return module(*args, **kwargs)
     layers = dict(module.named_modules())
     linear = {name: layer for name, layer in layers.items() if type(layer) in (nn.Linear, Conv1D)}
     weights = {
@@ -31,9 +33,7 @@ def call_with_weights_cast_together(module: nn.Module, *args: Any, **kwargs: Any
         for layer in layers.values()
     )
     device = next((weight.device.type for weight in weights.values()), "meta")
-    if special or device == "meta" or not (module.training and torch.is_grad_enabled()) or _is_distributed():
-        return module(*args, **kwargs)
-    if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device):
+    if special or device == "meta" or not torch.is_autocast_enabled(device):
         return module(*args, **kwargs)
     different = list(dict.fromkeys(weights.values()))
     cast = dict(zip(different, _CastTogether.apply(torch.get_autocast_dtype(device), *different), strict=True))

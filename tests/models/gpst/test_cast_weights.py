@@ -21,7 +21,8 @@ def test_weights_cast_together(case):
         model[5].weight = model[4].weight
     model.train(case != "eval")
     model = model.double() if case == "double" else model
-    results = []
+    results, seen = [], []
+    model[0].register_forward_pre_hook(lambda layer, _: seen.append(layer.weight.dtype))
     for call in (call_with_weights_cast_together, nn.Module.__call__):
         x = torch.linspace(-1, 1, 30, dtype=model[0].weight.dtype).view(6, 5).requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=case != "float32"):
@@ -33,3 +34,5 @@ def test_weights_cast_together(case):
     for mine, expected in zip(*results, strict=True):
         assert (mine is None) == (expected is None)
         torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+    own = model[0].weight.dtype
+    assert seen == [torch.bfloat16 if case in ("autocast", "tied") else own, own]
