@@ -91,6 +91,7 @@ class PathCache:
     def __init__(self, pool: NodePool, before: Tensor, own: Tensor, writes: bool = True) -> None:
         self.pool, self.own, self.writes = pool, own.view(len(before), -1), writes
         self.columns = torch.cat([before, self.own], 1)
+        self._rows, self._read = self.own.flatten(), self.columns.flatten()
 
     def update(self, key: Tensor, value: Tensor, number: int, **_: Any) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, H, C, d] of the new nodes, B = M or 1; return those of all columns.
@@ -101,12 +102,13 @@ class PathCache:
         new = torch.stack([key, value], 1).permute(0, 3, 1, 2, 4)  # [B, C, 2, H, d]
         count = self.own.shape[1]
         if self.writes:
-            store[self.own.flatten()] = new[:, :count].reshape(-1, store.shape[1]).to(store.dtype)
-        kept = store.index_select(0, self.columns.flatten()).view(*self.columns.shape, -1)  # faster than by brackets
+            store.index_copy_(0, self._rows, new[:, :count].reshape(-1, store.shape[1]).to(store.dtype))
+        kept = store.index_select(0, self._read).view(*self.columns.shape, *new.shape[2:])  # faster than by brackets
         if self.pool.context:
             sentence = self.own[:, 0] // self.pool.fields.shape[1]
-            kept = torch.cat([self.pool.context[f"layer_{number}"][sentence], kept], 1)
-        kept = kept.unflatten(2, new.shape[2:]).to(new.dtype)
+            context = self.pool.context[f"layer_{number}"][sentence]
+            kept = torch.cat([context.unflatten(2, new.shape[2:]), kept], 1)
+        kept = kept.to(new.dtype)
         if new.shape[1] > count:  # of the second position, which nobody sees later, nothing is kept
             kept = torch.cat([kept, new[:, count:]], 1)
         keys, values = kept.permute(2, 0, 3, 1, 4).unbind(0)

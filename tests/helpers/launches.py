@@ -33,6 +33,7 @@ class Case(NamedTuple):
     kernels: int
     waits: int
     options: dict[str, int] = {}
+    bf16: bool = False
 
 
 def _small(prefix: str, preset: str | None, widths: str, **fields: Any) -> Any:
@@ -87,11 +88,12 @@ _BEAMS = {"num_beams": 10, "action_beam_size": 100, "fast_track_size": 1}
 CASES = {
     "gpst-train 2 x 512": Case(lambda: _gpst(2, 512, 26), "train", 10_110, 5),
     "gpst-train 8 x 1024": Case(lambda: _gpst(8, 1024, 26), "train", 10_260, 5),
+    "gpst-train 8 x 1024, bf16": Case(lambda: _gpst(8, 1024, 26), "train", 11_400, 5, bf16=True),
     "gpst-parse 24 tokens, beam 20": Case(lambda: _gpst(1, 24, 24), "parse", 29_100, 40, {"num_beams": 20}),
     "rnng-train 32 sentences": Case(lambda: rnng(32, range(16, 23)), "train", 3_800, 9),
-    "rnng-parse 17 words, action beam 100": Case(lambda: rnng(1, range(17, 18)), "parse", 28_000, 244, _BEAMS),
+    "rnng-parse 17 words, action beam 100": Case(lambda: rnng(1, range(17, 18)), "parse", 27_500, 216, _BEAMS),
     "tree-lm-parse 12 words, action beam 20": Case(
-        _tree_lm, "parse", 38_500, 155, {"num_beams": 10, "action_beam_size": 20}
+        _tree_lm, "parse", 36_200, 152, {"num_beams": 10, "action_beam_size": 20}
     ),
     "pcfg-train 4 x 25": Case(lambda: _recurrent(4, 25, *_PCFG), "train", 2_700, 10),
     "on-lstm-train 20 x 70": Case(lambda: _recurrent(20, 70, *_ON_LSTM, chunk_size=2), "train", 2_400, 0),
@@ -109,7 +111,9 @@ def count(gpu: PretendGPU, case: Case) -> tuple[int, int]:
     model, inputs = gpu.move(model), {name: gpu.move(value) for name, value in inputs.items()}
     gpu.reset()
     if case.call == "train":
-        model.train()(**inputs).loss.backward()
+        with torch.autocast("pretend", dtype=torch.bfloat16, enabled=case.bf16):
+            loss = model.train()(**inputs).loss
+        loss.backward()
     else:
         getattr(model.eval(), case.call)(**inputs, **case.options)
     return sum(gpu.kernels.values()), sum(gpu.waits.values()) + sum(gpu.copies.values())

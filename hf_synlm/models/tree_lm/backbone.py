@@ -25,8 +25,6 @@ from hf_synlm.core.matrix_products import ONEDNN_TYPES, linear_map, uses_onednn
 
 # Rows and uses of packed weights in a search, roughly: they choose their layout.
 _ROWS, _USES = 64, 100
-# Rows are padded to a multiple of this: a padded row of a large decoder costs more than a few kernels of oneDNN.
-_ROW_STEP = 4
 
 
 def check_backbone(config: PreTrainedConfig) -> None:
@@ -98,7 +96,7 @@ class PackedProducts(AbstractContextManager):
 
     def __init__(self, module: nn.Module) -> None:
         self._maps = {
-            layer: linear_map(layer.weight, _ROWS, _USES, ONEDNN_TYPES, _ROW_STEP)
+            layer: linear_map(layer.weight, _ROWS, _USES, ONEDNN_TYPES)
             for layer in module.modules()
             if isinstance(layer, nn.Linear)
             and getattr(layer.forward, "__func__", None) is nn.Linear.forward
@@ -128,7 +126,7 @@ def _packed_forward(layer: nn.Linear, product: Callable[[Tensor], Tensor], threa
     def forward(input: Tensor) -> Tensor:
         if get_ident() != thread or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return nn.Linear.forward(layer, input)
-        output = product(input.reshape(-1, input.shape[-1])).view(*input.shape[:-1], -1)
+        output = product(input)
         return output if layer.bias is None else output.add_(layer.bias)
 
     return forward

@@ -399,8 +399,8 @@ class FastTrackSearch(Search):
         return self._ended(state, self._reach(state, Phase.END, None).candidates(False, self.num_beams))
 
     def _ended(self, state: SearchState, chosen: Candidates) -> SearchState:
-        """Execute the action that ends the sentences of candidates [B, K]."""
-        nodes = self.machine.end(state.pool, chosen.parents, state.num_tokens, chosen.scores > NEG_INF)
+        """Take the action that ends the sentences of candidates [B, K]."""
+        nodes = self.machine.end(state.pool, chosen.parents, state.num_tokens)
         return replace(
             state, nodes=nodes, scores=chosen.scores, level_sizes=[nodes.shape[1]], origin=chosen.origin,
             next_log_probs=None,

@@ -225,22 +225,23 @@ class LabeledStackMachine(StackMachine):
         torch.stack(after, -1, out=pool.fields[:, first : pool.size])
         return own
 
-    def end(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor, live: Tensor) -> Tensor:
-        """End the sentences of states [B, R], the first of which are `live`; returns the new nodes [B, R]."""
-        if self.first <= FINISH:  # top-down: the last REDUCE ends the sentence
-            new = self.push(pool, self.look(pool, nodes), torch.full_like(nodes, REDUCE), num_tokens, live)
-            return torch.cat([new, nodes[:, new.shape[1] :]], 1)
-        # FINISH leaves the stack as it is.
-        before = self.look(pool, nodes).state(0)
-        after = before._replace(
-            predecessor=nodes, action=torch.full_like(nodes, FINISH), token=torch.full_like(nodes, -1),
-            length=before.length + 1, consecutive=torch.zeros_like(nodes),
-        )  # fmt: skip
+    def end(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor) -> Tensor:
+        """End the sentences of states [B, R]; returns the new nodes [B, R], whose vectors nobody reads."""
+        seen = self.look(pool, nodes)
+        actions = torch.full_like(nodes, self.end_action(seen)[0])
         first = pool.reserve(nodes.shape[1])
+        own = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
+        if self.first <= FINISH:  # top-down: the last REDUCE ends the sentence
+            pool.fields[:, first : pool.size] = self._structural(seen, own, actions, num_tokens)
+            return own
+        # FINISH leaves the stack as it is.
+        before = seen.state(0)
+        after = before._replace(
+            predecessor=nodes, action=actions, token=torch.full_like(nodes, -1), length=before.length + 1,
+            consecutive=torch.zeros_like(nodes),
+        )  # fmt: skip
         torch.stack(after, -1, out=pool.fields[:, first : pool.size])
-        for name, value in pool.features.items():
-            value[:, first : pool.size] = pool.feature(name, nodes)
-        return torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
+        return own
 
     def _structural(self, seen: Seen, own: Tensor, actions: Tensor, num_tokens: Tensor) -> Tensor:
         """Integer fields [B, R, F] of the new nodes of NT and REDUCE."""
