@@ -278,7 +278,8 @@ class SynchronousSearch(NextTokens, Search):
         nothing: those that had a place for some levels gave it up to K better entries, as did all that they kept out.
         """
         features, base = self.machine.token_features(state.pool, block.nodes), block.scores + block.log_probs[..., 0]
-        scores, open_rows = base + head.bound(features, tokens), base > NEG_INF
+        scores, open_rows = base.clone(), base > NEG_INF
+        scores[open_rows] += head.bound(features[open_rows], tokens[:, None].expand_as(base)[open_rows])
         while True:
             selection = self.select(block, scores[..., None], synced, first_id)
             scored, ids = selection.generated

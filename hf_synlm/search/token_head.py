@@ -74,22 +74,22 @@ class PackedTokenHead(TokenHead):
         return logits if self.bias is None else logits.add_(self.bias)
 
     def bound(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Upper bounds [B, R] of the log-probabilities of one token per sentence [B] after vectors [B, R, D].
+        """Upper bounds [N] of the log-probabilities of tokens [N] after vectors [N, D].
 
-        The denominator is computed for a sixteenth of the vocabulary, F, and bounded for the n other tokens by their
-        mean logit (Jensen's inequality):
+        The sum is computed for a sixteenth F of the vocabulary, and bounded by the mean logit of n others (Jensen):
 
             log sum_v exp(x_v) >= log [ sum_{v in F} exp(x_v) + n exp(1/n sum_{v not in F} x_v) ]
         """
-        few, few_bias = self._few or self._choose_few(features[0, :1])
-        parts = features.flatten(0, 1).split(rows_at_once(features, len(few_bias)))
+        if not len(features):
+            return features.new_zeros(0, dtype=torch.float32)
+        few, few_bias = self._few or self._choose_few(features[:1])
+        parts = features.split(rows_at_once(features, len(few_bias)))
         denominator = torch.cat([few(part).float().add_(few_bias).logsumexp(1) for part in parts])
-        denominator = denominator.view(features.shape[:2])
-        target = torch.bmm(features, self.weight[tokens, :, None]).squeeze(2).float()
+        target = torch.bmm(features[:, None], self.weight[tokens, :, None])[:, 0, 0].float()
         # More than what sums in another order differ by.
         eps = max(torch.finfo(torch.float32).eps, torch.finfo(self.weight.dtype).eps)
         slack = 100 * eps * (1 + target.abs() + denominator.abs())
-        target = target if self.bias is None else target + self.bias[tokens, None]
+        target = target if self.bias is None else target + self.bias[tokens]
         return (target - denominator).clamp(max=0.0) + slack
 
     def _choose_few(self, feature: Tensor) -> tuple[Any, Tensor]:

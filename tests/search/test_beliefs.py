@@ -171,7 +171,7 @@ def test_the_probability_of_the_word_itself_does_not_count(kind: str, monkeypatc
         plain = model.parse(ids, num_beams=WIDE, belief_update=(kind, 1.0))
         with monkeypatch.context() as patch:
             own = machine.log_probs_of
-            patch.setattr(machine, "log_probs_of", lambda *args, own=own: own(*args) - 4.0)
+            patch.setattr(machine, "log_probs_of", lambda *args, own=own, **options: own(*args, **options) - 4.0)
             rarer = model.parse(ids, num_beams=WIDE, belief_update=(kind, 1.0))
         assert torch.allclose(rarer.token_log_probs, plain.token_log_probs - 4.0, atol=1e-4)
         assert torch.allclose(rarer.belief_update, plain.belief_update, atol=1e-4)

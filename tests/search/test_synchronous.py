@@ -304,7 +304,7 @@ def test_bounds_of_words(bias: bool, excluded: list[int] | None, scale: float) -
         logits[..., excluded] = -math.inf
     assert torch.allclose(exact, logits.log_softmax(-1)[[0, 1], :, words], atol=1e-5)
     assert torch.allclose(TokenHead(layer, 64, special).logits(features), logits, atol=1e-5)
-    bound = head.bound(features, words)
+    bound = head.bound(features.flatten(0, 1), words.repeat_interleave(30)).view(2, 30)
     assert (bound >= exact).all()
     if scale == 0.1:
         assert (bound - exact).max() < 0.05
@@ -317,9 +317,10 @@ def test_bounds_hold_despite_rounding(dtype: torch.dtype, scale: float) -> None:
     layer = torch.nn.Linear(16, 70000, bias=False, dtype=dtype).requires_grad_(False)
     layer.weight *= scale
     layer.weight += 1.0
-    head, features, words = PackedTokenHead(layer), torch.randn(1, 40, 16, dtype=dtype), torch.tensor([60000])
-    exact = head.log_probs(features[0], words.expand(40))
-    bound = head.bound(features, words)[0]
+    head, features, words = PackedTokenHead(layer), torch.randn(40, 16, dtype=dtype), torch.full((40,), 60000)
+    exact = head.log_probs(features, words)
+    bound = head.bound(features, words)
+    assert not len(head.bound(features[:0], words[:0]))
     assert torch.isfinite(bound).all() and (bound >= exact).all()
 
 

@@ -296,24 +296,17 @@ class TreeLMStackMachine(LabeledStackMachine):
         return super().word_logits(self._known(predictor)[0])
 
     @in_full_precision
-    def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
+    def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor, bound: bool = False) -> Tensor:
         """Log-probability [B, R] of one token per sentence [B] in the states that are `wanted`, elsewhere -inf.
 
         Halves are rounded in the product with the vocabulary: there one number of another product does not fit its sum.
         """
-        if self.dtype != torch.float32:
-            return super().log_probs_of(self._known(predictor)[0], tokens, wanted)
-        return self.log_probs_bound(predictor, tokens).masked_fill(~wanted, NEG_INF)
-
-    @in_full_precision
-    def log_probs_bound(self, predictor: Tensor, tokens: Tensor) -> Tensor:
-        """Upper bounds [B, R] of `log_probs_of`; in float32 they are exact."""
         hidden, (allowed, _) = self._known(predictor)
         if self.dtype != torch.float32:
-            return super().log_probs_bound(hidden, tokens)
+            return super().log_probs_of(hidden, tokens, wanted, bound)
         logits = torch.bmm(hidden, self._head.weight[tokens, :, None]).squeeze(2).float()
         if self._head.bias is not None:
             logits = logits + self._head.bias[tokens, None].float()
         if self.special_ids is not None:
             logits = logits.masked_fill(torch.isin(tokens, self.special_ids)[:, None], NEG_INF)
-        return (logits - allowed).clamp(max=0.0)  # the sum is rounded, too
+        return (logits - allowed).clamp(max=0.0).masked_fill(~wanted, NEG_INF)  # the sum is rounded, too

@@ -53,6 +53,10 @@ class _Waiting(NamedTuple):
 class BestFirstDecoder(FastTrackDecoder):
     """`FastTrackDecoder` whose words are searched best-first; `fast_track_size` has no effect."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fast_track_size = 0
+
     @property
     def options(self) -> dict[str, Any]:
         """What decides which hypotheses are found, besides `num_beams`."""

@@ -172,12 +172,13 @@ class _GivenWords:
         return Scored(before, after, origin)
 
     def _scores_that_matter(self, predictor: Tensor, base: Tensor, least: Tensor) -> Tensor:
-        bound = base + self.machine.log_probs_bound(predictor, self.tokens)
         track = min(self.fast_track_size, base.shape[1])
+        wanted = (base > NEG_INF) if track else (base >= least.clamp(min=_LOWEST))  # words do not raise scores
+        bound = base + self.machine.log_probs_of(predictor, self.tokens, wanted, bound=True)
         if track:
             first = min(track + _MORE_WORDS, base.shape[1])
             least = torch.minimum(least, bound.topk(first).values[:, -1:])
-        wanted = (bound >= least) & (base > NEG_INF)
+        wanted = wanted & (bound >= least)
         scores = base + self.machine.log_probs_of(predictor, self.tokens, wanted)
         if track:
             # Fast-track takes the best, whichever they are.

@@ -404,24 +404,19 @@ class LabeledStackMachine(StackMachine):
         return padding if self.end_token_ids is None else torch.cat([padding, self.end_token_ids.to(padding)])
 
     @in_full_precision
-    def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor) -> Tensor:
+    def log_probs_of(self, predictor: Tensor, tokens: Tensor, wanted: Tensor, bound: bool = False) -> Tensor:
         """Log-probability [B, R] of one token per sentence [B] in the states that are `wanted`, from vectors [B, R, w].
 
-        On a CPU the other states get -inf; elsewhere, where counting would wait, all are computed.
+        On a CPU the other states get -inf, and with `bound` the wanted ones upper bounds; elsewhere, where counting
+        would wait, all are computed.
         """
-        which = chosen_rows(wanted)
-        vectors, target = predictor.flatten(0, 1), flat_rows(tokens[:, None].expand_as(wanted), which)
-        vectors = vectors if which is None else vectors[which]
-        scores = self._words.log_probs(vectors, target)
+        which, vectors = chosen_rows(wanted), predictor.flatten(0, 1)
+        target = flat_rows(tokens[:, None].expand_as(wanted), which)
         if which is None:
-            return scores.view_as(wanted)
-        nothing = torch.full(wanted.shape, NEG_INF, device=wanted.device).flatten()
-        return nothing.index_copy_(0, which, scores).view_as(wanted)
-
-    @in_full_precision
-    def log_probs_bound(self, predictor: Tensor, tokens: Tensor) -> Tensor:
-        """Upper bounds [B, R] of `log_probs_of`."""
-        return self._words.bound(predictor, tokens)
+            return self._words.log_probs(vectors, target).view_as(wanted)
+        scores, score = torch.full((wanted.numel(),), NEG_INF), self._words.bound if bound else self._words.log_probs
+        scores[which] = score(vectors[which], target)
+        return scores.view_as(wanted)
 
     def vocabulary_log_probs(self, seen: Seen) -> Tensor:
         """Log-probabilities [B, R, V] of the next word."""
