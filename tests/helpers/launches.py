@@ -88,7 +88,7 @@ _BEAMS = {"num_beams": 10, "action_beam_size": 100, "fast_track_size": 1}
 CASES = {
     "gpst-train 2 x 512": Case(lambda: _gpst(2, 512, 26), "train", 10_110, 5),
     "gpst-train 8 x 1024": Case(lambda: _gpst(8, 1024, 26), "train", 10_260, 5),
-    "gpst-train 8 x 1024, bf16": Case(lambda: _gpst(8, 1024, 26), "train", 11_400, 5, bf16=True),
+    "gpst-train 8 x 1024, bf16": Case(lambda: _gpst(8, 1024, 26), "train", 11_700, 5, bf16=True),
     "gpst-parse 24 tokens, beam 20": Case(lambda: _gpst(1, 24, 24), "parse", 29_100, 40, {"num_beams": 20}),
     "rnng-train 32 sentences": Case(lambda: rnng(32, range(16, 23)), "train", 3_800, 9),
     "rnng-parse 17 words, action beam 100": Case(lambda: rnng(1, range(17, 18)), "parse", 27_500, 216, _BEAMS),

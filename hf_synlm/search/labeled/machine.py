@@ -415,7 +415,7 @@ class LabeledStackMachine(StackMachine):
         if which is None:
             return self._words.log_probs(vectors, target).view_as(wanted)
         scores, score = torch.full((wanted.numel(),), NEG_INF), self._words.bound if bound else self._words.log_probs
-        scores[which] = score(vectors[which], target)
+        scores[which] = score(vectors[which], target).float()
         return scores.view_as(wanted)
 
     def vocabulary_log_probs(self, seen: Seen) -> Tensor:
