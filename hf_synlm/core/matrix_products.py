@@ -58,7 +58,7 @@ def linear_map(
     types: tuple[torch.dtype, ...] = _FLOAT32,
     row_step: int = 1,
 ) -> Callable[[Tensor], Tensor]:
-    """The map x -> x W^T of [R, I], or without `row_step` of [..., I]. W must not change while the map is in use.
+    """The map x -> x W^T of [R, I], or without `row_step` of [R, ..., I]. W must not change while the map is in use.
 
     The layout is chosen for the expected number of rows and uses. Matrices of other `types` get ordinary products. The
     kernels meet multiples of `row_step` rows (many rows: of more), to which others are padded. Within

@@ -319,7 +319,7 @@ class JointDecoder:
                 if bool(is_end.any()):
                     nodes = self.state.pool.derivations(chosen.parents, is_end)
                     finished.add((total + chosen.scores).masked_fill(~is_end, NEG_INF), extended, nodes)
-            self.state, order = search.commit(self.state, chosen)
+            self.state, order = search.commit(self.state, chosen, ~(done | is_end[:, 0]))
             self.sequences = extended
             stops = self._stops(extended) & ~is_end & ~done[:, None]
             if bool(stops.any()):

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -25,6 +26,8 @@ from hf_synlm.core.matrix_products import ONEDNN_TYPES, linear_map, uses_onednn
 
 # Rows and uses of packed weights in a search, roughly: they choose their layout.
 _ROWS, _USES = 64, 100
+# More rows than these are padded to multiples of _ROW_STEP: oneDNN keeps half a MiB for every new number of rows.
+_FEW_ROWS, _ROW_STEP = 32, 4
 
 
 def check_backbone(config: PreTrainedConfig) -> None:
@@ -126,7 +129,12 @@ def _packed_forward(layer: nn.Linear, product: Callable[[Tensor], Tensor], threa
     def forward(input: Tensor) -> Tensor:
         if get_ident() != thread or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return nn.Linear.forward(layer, input)
-        output = product(input)
+        rows = input.numel() // input.shape[-1]
+        if rows > _FEW_ROWS and rows % _ROW_STEP:
+            padded = F.pad(input.reshape(rows, -1), (0, 0, 0, -rows % _ROW_STEP))
+            output = product(padded)[:rows].view(*input.shape[:-1], -1)
+        else:
+            output = product(input)
         return output if layer.bias is None else output.add_(layer.bias)
 
     return forward

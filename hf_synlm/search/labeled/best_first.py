@@ -55,7 +55,7 @@ class BestFirstDecoder(FastTrackDecoder):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fast_track_size = 0
+        self.fast_track_size = 0  # or more words were scored
 
     @property
     def options(self) -> dict[str, Any]:
@@ -80,7 +80,9 @@ class BestFirstDecoder(FastTrackDecoder):
         while frontier.scores.shape[1]:
             total = frontier.scores[..., None] + self._action_log_probs(state, frontier, phase, limits)
             ended = self._ended_by(frontier, total, phase, limits)
-            reached, num_words = self._reached(frontier, total, words, aside.best[True][:, -1:], ended)
+            # `slack` compares with the best word of all states, so all are scored.
+            least = aside.best[True][:, -1:] if slack is None else torch.full_like(total[:, :1, 0], NEG_INF)
+            reached, num_words = self._reached(frontier, total, words, least, ended)
             aside.add(reached, num_words, *reached.scores.sort(1, descending=True))
             if phase is Phase.CONTINUE and slack is not None:
                 gained = reached.scores[:, :num_words].view(*total.shape[:2], -1).amax(2) - total[..., SHIFT]

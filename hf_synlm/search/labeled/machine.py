@@ -226,12 +226,12 @@ class LabeledStackMachine(StackMachine):
         return own
 
     def end(self, pool: NodePool, nodes: Tensor, num_tokens: Tensor) -> Tensor:
-        """End the sentences of states [B, R]; returns the new nodes [B, R], whose vectors nobody reads."""
-        seen = self.look(pool, nodes)
-        actions = torch.full_like(nodes, self.end_action(seen)[0])
+        """End the sentences of states [B, R]; returns the new nodes [B, R], which have no vectors: nothing follows."""
+        seen, is_top_down = self.look(pool, nodes), self.first <= FINISH
+        actions = torch.full_like(nodes, REDUCE if is_top_down else FINISH)
         first = pool.reserve(nodes.shape[1])
         own = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
-        if self.first <= FINISH:  # top-down: the last REDUCE ends the sentence
+        if is_top_down:  # the last REDUCE ends the sentence
             pool.fields[:, first : pool.size] = self._structural(seen, own, actions, num_tokens)
             return own
         # FINISH leaves the stack as it is.
@@ -414,7 +414,8 @@ class LabeledStackMachine(StackMachine):
         target = flat_rows(tokens[:, None].expand_as(wanted), which)
         if which is None:
             return self._words.log_probs(vectors, target).view_as(wanted)
-        scores, score = torch.full((wanted.numel(),), NEG_INF), self._words.bound if bound else self._words.log_probs
+        score = self._words.bound if bound else self._words.log_probs
+        scores = torch.full((wanted.numel(),), NEG_INF, dtype=torch.float32, device=wanted.device)
         scores[which] = score(vectors[which], target).float()
         return scores.view_as(wanted)
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_synlm import RNNGForCausalLM
+from hf_synlm import RNNGConfig, RNNGForCausalLM
+from hf_synlm.search.labeled import fast_track
 from hf_synlm.trees.transitions import TransitionSystem
 from tests.helpers.refusals import refused
 from tests.helpers.search_models import INSIDE, assert_same, hypotheses, padded, rnng as make_model
@@ -82,6 +83,23 @@ def test_best_first_is_exact(system: str, composition: str, monkeypatch: pytest.
         parse(model, [3, 7, 5, 4, 6], num_beams=2, action_beam_size=100)
         counts.append(sum(rows))
     assert counts[1] < counts[0] / 2
+
+
+def test_slack_compares_with_the_best_word_of_all_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the state that knows the word best is an improbable one, whose word is left out without slack."""
+    sizes = {"embedding_size": 16, "hidden_size": 16, "num_layers": 1, "nonterminals": ["NP", "S", "VP"]}
+    torch.manual_seed(17)
+    model = RNNGForCausalLM(RNNGConfig(vocab_size=40, search_order="best_first", search_slack=0.5, **sizes)).eval()
+    for parameter in model.parameters():
+        parameter.data = 0.6 * torch.randn_like(parameter)
+    bounded = parse(model, [7, 20, 24, 37], num_beams=1, action_beam_size=60).token_log_probs
+
+    def score_all(words: Any, predictor: torch.Tensor, base: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+        return base + words.machine.log_probs_of(predictor, words.tokens, base > float("-inf"))
+
+    monkeypatch.setattr(fast_track._GivenWords, "_scores_that_matter", score_all)
+    scored = parse(model, [7, 20, 24, 37], num_beams=1, action_beam_size=60).token_log_probs
+    assert torch.allclose(bounded, scored, atol=1e-5)
 
 
 @pytest.mark.parametrize("system", ["top_down", "in_order"])
