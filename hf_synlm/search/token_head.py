@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_synlm.core.matrix_products import ONEDNN_TYPES, linear_map, uses_onednn
+from hf_synlm.core.matrix_products import ONEDNN_TYPES, ROW_STEP, linear_map, uses_onednn
 from hf_synlm.core.module_tools import unwrapped, weight_of
 
 # Numbers in one chunk of logits where one of each row is kept: memory does not grow with the batch. On a CPU, a chunk
@@ -107,7 +107,7 @@ class PackedTokenHead(TokenHead):
         bias = torch.zeros_like(favour) if self.bias is None else self.bias
         others = torch.where(rest.any(), count.log() + bias[rest].sum(dtype=torch.float32) / count, float("-inf"))
         few = linear_map(
-            torch.cat([self.weight[often], mean[None].to(self.weight.dtype)]), _ROWS, _USES, row_step=_ROW_STEP
+            torch.cat([self.weight[often], mean[None].to(self.weight.dtype)]), _ROWS, _USES, row_step=ROW_STEP
         )
         self._few = few, torch.cat([bias[often].float(), others[None]])
         return self._few

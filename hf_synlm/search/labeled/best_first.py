@@ -55,7 +55,7 @@ class BestFirstDecoder(FastTrackDecoder):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fast_track_size = 0  # or more words were scored
+        self.fast_track_size = 0  # of what it would score besides, nothing is kept
 
     @property
     def options(self) -> dict[str, Any]:
