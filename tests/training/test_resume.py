@@ -186,6 +186,17 @@ def test_runs_older_than_the_style_of_text_resume(old: dict[str, Any], is_same: 
         checkpoints.read_state(tmp_path, {"config": {"text_style": "treebank"}})
 
 
+def test_runs_of_another_version_of_transformers_resume(tmp_path: Path) -> None:
+    old, new = (
+        {"config": {"transformers_version": version, "backbone_config": {"transformers_version": version}}}
+        for version in ("5.23.0", "5.24.0")
+    )
+    (tmp_path / checkpoints.STATE_FILE).write_text(
+        json.dumps(dataclasses.asdict(checkpoints.TrainingState(step=3, settings=old)))
+    )
+    assert checkpoints.read_state(tmp_path, new).step == 3
+
+
 def test_older_runs_are_told_their_size_and_keep_the_names_of_rates(tmp_path: Path) -> None:
     state = checkpoints.TrainingState(settings={"config": {"hidden_size": 768}})
     (tmp_path / checkpoints.STATE_FILE).write_text(json.dumps(dataclasses.asdict(state)))

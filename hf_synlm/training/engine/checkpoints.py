@@ -94,7 +94,9 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     # Before programs set this field, all text was read as what it says now, but for natural spelling.
     if new.get(style := "config.text_style") != NATURAL and old.get(style) is None:
         old[style] = new.get(style)
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    # A version of transformers is no setting; a backbone's configuration has one, too.
+    unequal = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    names = [name for name in unequal if not name.endswith(".transformers_version")]
     changed = [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
     if changed:
         sizes = " (an older run without a size: --model-preset gpst-small)" * ("config.hidden_size" in names)
