@@ -105,6 +105,7 @@ class SearchState:
         block: All structural successors, if they are known already.
         particles: [B, R] number of particles of every hypothesis (particle filter only).
         next_log_probs: [B, V] distribution of the next token, if it is known already.
+        begun: [B, E] nodes of given tokens that the search has generated ahead; -1 = none.
     """
 
     pool: NodePool
@@ -120,6 +121,7 @@ class SearchState:
     block: Block | None = None
     particles: Tensor | None = None
     next_log_probs: Tensor | None = None
+    begun: Tensor | None = None
 
     def select_rows(self, index: Tensor) -> None:
         """Keep the sentences `index` [B'], in that order, in place."""
@@ -141,14 +143,9 @@ class SearchState:
         """State over the same pool with the hypotheses `index` [B, R'], in that order; its levels are not counted."""
         num_tokens = self.num_tokens if self.num_tokens.dim() == 1 else self.num_tokens.gather(1, index)
         return replace(
-            self,
-            nodes=self.nodes.gather(1, index),
-            scores=self.scores.gather(1, index),
-            num_tokens=num_tokens,
-            level_sizes=[index.shape[1]],
-            block=None,
-            next_log_probs=None,
-        )
+            self, nodes=self.nodes.gather(1, index), scores=self.scores.gather(1, index), num_tokens=num_tokens,
+            level_sizes=[index.shape[1]], block=None, next_log_probs=None, begun=None,
+        )  # fmt: skip
 
 
 class Scored(NamedTuple):
@@ -199,13 +196,7 @@ class BlockTable:
         nodes = torch.cat([block.nodes for block in self.blocks], 1)
         origin = torch.cat([block.origin for block in self.blocks], 1)
         level = torch.cat([block.level for block in self.blocks])
-        return Candidates(
-            scores,
-            nodes.gather(1, rows),
-            tokens,
-            origin.gather(1, rows),
-            level[rows],
-        )
+        return Candidates(scores, nodes.gather(1, rows), tokens, origin.gather(1, rows), level[rows])
 
 
 def keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candidates:

@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
@@ -26,7 +25,6 @@ from hf_synlm.core.matrix_products import ONEDNN_TYPES, linear_map, uses_onednn
 
 # Rows and uses of packed weights in a search, roughly: they choose their layout.
 _ROWS, _USES = 64, 100
-# More rows than these are padded to multiples of _ROW_STEP: oneDNN keeps half a MiB for every new number of rows.
 _FEW_ROWS, _ROW_STEP = 32, 4
 
 
@@ -89,6 +87,11 @@ def run_backbone(
     return [output.last_hidden_state] if cache is not None else list(output.hidden_states)
 
 
+def rows_to_add(rows: int) -> int:
+    """How many rows to multiply besides on a CPU: oneDNN keeps half a MiB for every number, and is slow with few."""
+    return -rows % _ROW_STEP if rows < _ROW_STEP or rows > _FEW_ROWS else 0
+
+
 class PackedProducts(AbstractContextManager):
     """Within it, the linear layers of a module multiply by maps that are laid out for many products.
 
@@ -98,8 +101,9 @@ class PackedProducts(AbstractContextManager):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._maps = {
-            layer: linear_map(layer.weight, _ROWS, _USES, ONEDNN_TYPES)
+        self._thread = [0]
+        self._forwards = {
+            layer: _packed_forward(layer, linear_map(layer.weight, _ROWS, _USES, ONEDNN_TYPES), self._thread)
             for layer in module.modules()
             if isinstance(layer, nn.Linear)
             and getattr(layer.forward, "__func__", None) is nn.Linear.forward
@@ -107,11 +111,12 @@ class PackedProducts(AbstractContextManager):
         }
 
     def __enter__(self) -> None:
-        for layer, product in self._maps.items():
-            vars(layer)["forward"] = _packed_forward(layer, product, get_ident())
+        self._thread[0] = get_ident()
+        for layer, forward in self._forwards.items():
+            vars(layer)["forward"] = forward
 
     def __exit__(self, *_: Any) -> None:
-        for layer in self._maps:
+        for layer in self._forwards:
             vars(layer).pop("forward", None)
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -123,18 +128,14 @@ class PackedProducts(AbstractContextManager):
         return nullcontext, ()
 
 
-def _packed_forward(layer: nn.Linear, product: Callable[[Tensor], Tensor], thread: int) -> Callable[[Tensor], Tensor]:
+def _packed_forward(layer: nn.Linear, product: Callable[[Tensor], Tensor], thread: list[int]) -> Callable:
     """A `forward` of the layer; it does not refer to `PackedProducts`, which would keep the maps until a collection."""
+    bias = layer.bias
 
     def forward(input: Tensor) -> Tensor:
-        if get_ident() != thread or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if get_ident() != thread[0] or torch.is_grad_enabled() or torch.compiler.is_compiling():
             return nn.Linear.forward(layer, input)
-        rows = input.numel() // input.shape[-1]
-        if rows > _FEW_ROWS and rows % _ROW_STEP:
-            padded = F.pad(input.reshape(rows, -1), (0, 0, 0, -rows % _ROW_STEP))
-            output = product(padded)[:rows].view(*input.shape[:-1], -1)
-        else:
-            output = product(input)
-        return output if layer.bias is None else output.add_(layer.bias)
+        output = product(input)
+        return output if bias is None else output.add_(bias)
 
     return forward

@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig
 from hf_synlm.core.cache import CACHE
 from hf_synlm.core.rows import Rows
 from hf_synlm.models.tree_lm.attention_entropy import entropy_of_positions, output_products
-from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width, max_positions
+from hf_synlm.models.tree_lm.backbone import PackedProducts, cache_width, max_positions, rows_to_add
 from hf_synlm.models.tree_lm.linearization import relative_depths
 from hf_synlm.search.labeled.machine import COUNTS, LINKS, LabeledStackMachine, Seen, first_true
 from hf_synlm.search.stack import NodePool, Nodes
@@ -88,10 +88,13 @@ class TreeLMStackMachine(LabeledStackMachine):
         self.label_logits, self.composes = model.label_logits, self.config.structure_attention == "stack_compose"
         self._watches = False
         self._products: Tensor | None = None
+        self._waiting: list[Tensor] = []
+        # There a call with few rows costs little less than one with many.
+        self.shifts_ahead = self.device_type == "cpu"
 
     def watch_attention(self, kind: str) -> None:
         """Note the attention entropy of every word, "projected" or "raw"."""
-        self._watches, self._products = True, output_products(self.model, kind)
+        self._watches, self._products, self.shifts_ahead = True, output_products(self.model, kind), False
 
     @property
     def max_with_context(self) -> float:
@@ -154,7 +157,11 @@ class TreeLMStackMachine(LabeledStackMachine):
         pool.fields[:, first : first + rows] = self._structural(seen, own, actions, num_tokens)
         opened = len(self.config.nonterminals) + seen.state(1).action
         labels = torch.where(actions == REDUCE, opened, actions) - self.first
-        self._execute(pool, seen.nodes, own, self.config.vocab_size + labels, reduces[:, :rows], live, sizes)
+        states = [seen.nodes, live, reduces[:, :rows], own, self.config.vocab_size + labels]
+        if self._waiting:
+            states = [torch.cat(both, 1) for both in zip(states, self._waiting, strict=True)]
+            sizes, self._waiting = self._sizes(pool, *states[:3]), []
+        self._execute(pool, *states, sizes=sizes)
         return own
 
     @in_full_precision
@@ -166,11 +173,15 @@ class TreeLMStackMachine(LabeledStackMachine):
         num_tokens: Tensor,
         edges: WordEdges | None,
         live: Tensor,
+        waits: bool = False,
     ) -> Tensor:
         """Generate a word from each of R states; see `LabeledStackMachine.shift`."""
         own, reduces = self._append_words(pool, nodes, tokens, num_tokens, edges), torch.zeros_like(live)
+        if waits:
+            self._waiting = [nodes, live, reduces, own, tokens]
+            return own
         sizes = self._sizes(pool, nodes, live, reduces)
-        self._execute(pool, nodes, own, tokens, reduces, live, sizes, are_words=True)
+        self._execute(pool, nodes, live, reduces, own, tokens, sizes, are_words=True)
         return own
 
     def _sizes(self, pool: NodePool, parents: Tensor, live: Tensor, reduces: Tensor) -> _Sizes:
@@ -183,10 +194,10 @@ class TreeLMStackMachine(LabeledStackMachine):
         self,
         pool: NodePool,
         parents: Tensor,
+        live: Tensor,
+        reduces: Tensor,
         own: Tensor,
         tokens: Tensor,
-        reduces: Tensor,
-        live: Tensor,
         sizes: _Sizes,
         are_words: bool = False,
     ) -> None:
@@ -198,6 +209,8 @@ class TreeLMStackMachine(LabeledStackMachine):
             if not count:  # a backbone may not take empty batches
                 continue
             chosen = first_true((live & ((reduces & self.composes) == composes)).flatten(), count)
+            if chosen.device.type == "cpu":  # some twice
+                chosen = torch.cat([chosen, chosen[:1].expand(rows_to_add(count))])
             parts = (values.flatten(0, 1).index_select(0, chosen).split(size) for values in (places, paths, tokens))
             for part in zip(*parts, strict=True):
                 self._read(pool, *part, composes=composes, are_words=are_words)
@@ -226,7 +239,8 @@ class TreeLMStackMachine(LabeledStackMachine):
         most = 2 * self.max_with_context - (pool.context["layer_0"].shape[1] if pool.context else 0)
         before, seen = (path.clamp(min=0), path >= 0) if is_apart else columns_of(path, most)
         columns = torch.cat([before, own.view(len(before), -1).repeat(1, count)], 1)
-        mask = torch.cat([seen, own[:, None] == columns[:, before.shape[1] :]], 1)[:, None]
+        number = torch.arange(len(own), device=own.device)
+        mask = torch.cat([seen, number[:, None] == number.view(len(before), -1).repeat(1, count)], 1)[:, None]
         if composes:
             # Children and opening stand at least as high on the stack as what replaces them.
             inside = F.pad(names["depth"][before] >= names["depth"][own][:, None], (0, 1), value=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.search.labeled.decoder import FastTrackDecoder
-from hf_synlm.search.labeled.fast_track import Frontier, Limits, SetAside, WordScores
+from hf_synlm.search.labeled.fast_track import Frontier, Limits, SetAside, WordScores, nodes_begun
 from hf_synlm.search.labeled.machine import Phase
 from hf_synlm.search.state import NEG_INF, SearchState
 from hf_synlm.trees.transitions import SHIFT
@@ -94,12 +94,26 @@ class BestFirstDecoder(FastTrackDecoder):
             live = (now.scores > NEG_INF) & ~self._is_decided(aside, now.scores, phase, limits)
             if best_word is not None:
                 live = live & (now.scores + best_word + slack > aside.best[True][:, -1:])
+            if phase is Phase.CONTINUE and self.machine.shifts_ahead:
+                self._shift_ahead(state, aside, live)
             seen = self.machine.look(state.pool, now.parents)
             nodes = self.machine.push(state.pool, seen, now.actions, state.num_tokens, live)
             count = nodes.shape[1]
             scores, waiting = now.scores.masked_fill(~live, NEG_INF)[:, :count], later
             frontier = Frontier(self.machine.look(state.pool, nodes), scores, now.origin[:, :count])
         return aside
+
+    def _shift_ahead(self, state: SearchState, aside: SetAside, live: Tensor) -> None:
+        """Generate the words of the best K so far together with the states that are `live` [B, R].
+
+        Where at most K states are left, hardly any of them gets among the best K: that saves the call of the words.
+        """
+        best, few = aside.candidates(True, self.num_beams), live.sum(1, keepdim=True) <= self.num_beams
+        wanted = live.any() & few & (best.scores > NEG_INF) & (nodes_begun(state, best) < 0)
+        if bool(wanted.any()):
+            step = (state.pool, best.parents, best.tokens, state.num_tokens, state.edges, wanted)
+            nodes = self.machine.shift(*step, waits=True).masked_fill(~wanted, -1)
+            state.begun = nodes if state.begun is None else torch.cat([state.begun, nodes], 1)
 
     def _next(self, frontier: Frontier, total: Tensor) -> _Waiting:
         """The best structural actions of a frontier, whose actions have the scores `total` [B, R, A]."""

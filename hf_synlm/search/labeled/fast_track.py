@@ -258,7 +258,7 @@ class FastTrackSearch(Search):
         parts = [] if words is None else [Continuations.of(frontier, *words(frontier, total[..., SHIFT], least))]
         num_words = parts[0].scores.shape[1] if parts else 0
         parts += [] if ended is None else [ended]
-        return parts[0] if len(parts) == 1 else Continuations(*map(_joined, *parts)), num_words
+        return parts[0] if len(parts) == 1 else Continuations(*map(lambda *both: torch.cat(both, 1), *parts)), num_words
 
     def _ended_by(self, frontier: Frontier, total: Tensor, phase: Phase, limits: Limits | None) -> Continuations | None:
         """Continuations by the action that ends the sentence; it is taken out of the scores `total` [B, R, A]."""
@@ -352,11 +352,11 @@ class FastTrackSearch(Search):
 
         Sentences that are not `active` get no candidates.
         """
-        if active is not None:
-            state = replace(state, scores=state.scores.masked_fill(~active[:, None], NEG_INF))
+        scores = state.scores if active is None else state.scores.masked_fill(~active[:, None], NEG_INF)
+        going = replace(state, scores=scores, begun=None)
         words = _GivenWords(self.machine, tokens, self.fast_track_size, self.keeps_scored)
-        chosen = self._reach(state, Phase.CONTINUE, words).candidates(True, self.num_beams)
-        self.scored = words.scored(state)
+        chosen = self._reach(going, Phase.CONTINUE, words).candidates(True, self.num_beams)
+        state.begun, self.scored = going.begun, words.scored(going)
         return chosen
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
@@ -375,17 +375,18 @@ class FastTrackSearch(Search):
         pool = state.pool
         if active is not None:
             chosen = keep_frozen(state, chosen, active)
-        alive = chosen.scores > NEG_INF
-        lengths = pool.field("length", chosen.parents).masked_fill(~alive, 0)
+        alive, begun = chosen.scores > NEG_INF, nodes_begun(state, chosen)
+        last = torch.where(begun >= 0, begun, chosen.parents)
+        lengths = pool.field("length", last).masked_fill(~alive, 0)
         rows, longest = torch.stack([alive.sum(1).amax(), lengths.amax()]).tolist()
-        keep = pool.in_use(chosen.parents, alive, longest + 1)
+        keep = pool.in_use(last, alive, longest + 1)
         order = chosen.scores.argsort(dim=1, descending=True, stable=True)[:, : max(1, rows)]
-        scores, parents, tokens = (x.gather(1, order) for x in (chosen.scores, chosen.parents, chosen.tokens))
-        parents = pool.compact(keep, int(keep.sum(1).amax()), parents)
+        scores, last, tokens, begun = (x.gather(1, order) for x in (chosen.scores, last, chosen.tokens, begun))
+        last = pool.compact(keep, int(keep.sum(1).amax()), last)
         moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
-        live = (scores > NEG_INF) & moving[:, None]
-        nodes = self.machine.shift(pool, parents, tokens, state.num_tokens, state.edges, live)
-        nodes = torch.where(moving[:, None], nodes, parents)
+        to_do = moving[:, None] & (begun < 0)
+        nodes = self.machine.shift(pool, last, tokens, state.num_tokens, state.edges, to_do & (scores > NEG_INF))
+        nodes = torch.where(to_do, nodes, last)
         new = SearchState(pool, nodes, scores, state.num_tokens + moving, [nodes.shape[1]], state.edges)
         return new, order
 
@@ -434,8 +435,13 @@ class FastTrackSearch(Search):
         return scores, nodes
 
 
-def _joined(*parts: Tensor) -> Tensor:
-    return torch.cat(parts, 1)
+def nodes_begun(state: SearchState, chosen: Candidates) -> Tensor:
+    """Nodes [B, K] of the tokens of candidates that were generated ahead; -1 = was not."""
+    if state.begun is None:
+        return torch.full_like(chosen.parents, -1)
+    parents, tokens = (state.pool.field(name, state.begun)[:, None] for name in ("predecessor", "token"))
+    same = (parents == chosen.parents[..., None]) & (tokens == chosen.tokens[..., None])
+    return state.begun[:, None].masked_fill(~same, -1).amax(2)
 
 
 def own_places(nodes: Tensor) -> Tensor:

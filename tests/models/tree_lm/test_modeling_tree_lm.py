@@ -366,9 +366,9 @@ def test_common_nodes_are_gathered_once(structure, states, monkeypatch):
         monkeypatch.setattr(tree_attention, "_DENSE", most)
         before, plain = last.expand_as(own), torch.zeros_like(live)
         sizes = machine._sizes(pool, before, live, plain)
-        machine._execute(pool, before, own, own % 19, plain, live, sizes, are_words=True)
+        machine._execute(pool, before, live, plain, own, own % 19, sizes, are_words=True)
         found.append({name: values[:, new][live] for name, values in pool.features.items()})
-    assert rows[0] == len(states) and rows[-1] == (1 if pool.batch_size == 1 else len(states))
+    assert rows[0] == max(4, len(states)) and rows[-1] == (1 if pool.batch_size == 1 else rows[0])
     for name, values in found[0].items():
         assert torch.allclose(values, found[1][name], **TOLERANCE), name
 
@@ -454,6 +454,27 @@ def test_packed_products(dtype):
     assert copy.deepcopy(packed) is packed and not isinstance(pickle.loads(pickle.dumps(packed)), PackedProducts)
     torch.testing.assert_close(layer(x), changed)
     assert len(seen) == 6
+
+
+@torch.no_grad()
+def test_words_that_are_generated_ahead_change_nothing(structure, monkeypatch):
+    """They save calls of the layers, also beside sentences that are over."""
+    model = tiny(structure_attention=structure, search_order="best_first")
+    inputs = {k: v for k, v in batch(structure=structure).items() if k in ("input_ids", "attention_mask")}
+    prepare, read, calls, found = TreeLMStackMachine._prepare, TreeLMStackMachine._read, [], []
+    monkeypatch.setattr(TreeLMStackMachine, "_read", lambda *a, **kw: calls.append(a) or read(*a, **kw))
+    for ahead in (True, False):
+
+        def choose(self, model, ahead=ahead):
+            prepare(self, model)
+            self.shifts_ahead = ahead
+
+        monkeypatch.setattr(TreeLMStackMachine, "_prepare", choose)
+        found.append((model.parse(**inputs, num_beams=3, action_beam_size=8), len(calls)))
+        calls.clear()
+    (first, few), (second, many) = found
+    assert few < many and first.spans == second.spans and first.labels == second.labels
+    torch.testing.assert_close(first.log_probs, second.log_probs, **TOLERANCE)
 
 
 def test_activations_of_a_backbone_are_checkpointed():
