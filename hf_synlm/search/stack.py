@@ -133,6 +133,8 @@ class NodePool:
         }
         # How the layers multiply that compute the nodes.
         self.products: AbstractContextManager = nullcontext()
+        # What the next call of the layers computes, too.
+        self.waiting: list[torch.Tensor] = []
         # Whether the caller told where words end.
         self.told_ends = False
         # Place of the first node of every sentence in flat tables.

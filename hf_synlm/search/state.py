@@ -105,7 +105,7 @@ class SearchState:
         block: All structural successors, if they are known already.
         particles: [B, R] number of particles of every hypothesis (particle filter only).
         next_log_probs: [B, V] distribution of the next token, if it is known already.
-        begun: [B, E] nodes of given tokens that the search has generated ahead; -1 = none.
+        ahead: [B, E] nodes of tokens that the search has generated before they were chosen; -1 = none.
     """
 
     pool: NodePool
@@ -121,11 +121,12 @@ class SearchState:
     block: Block | None = None
     particles: Tensor | None = None
     next_log_probs: Tensor | None = None
-    begun: Tensor | None = None
+    ahead: Tensor | None = None
 
     def select_rows(self, index: Tensor) -> None:
         """Keep the sentences `index` [B'], in that order, in place."""
         self.pool.select_rows(index)
+        self.ahead = None
         for name in ("nodes", "scores", "num_tokens"):
             setattr(self, name, getattr(self, name).index_select(0, index))
         if self.edges is not None:
@@ -144,7 +145,7 @@ class SearchState:
         num_tokens = self.num_tokens if self.num_tokens.dim() == 1 else self.num_tokens.gather(1, index)
         return replace(
             self, nodes=self.nodes.gather(1, index), scores=self.scores.gather(1, index), num_tokens=num_tokens,
-            level_sizes=[index.shape[1]], block=None, next_log_probs=None, begun=None,
+            level_sizes=[index.shape[1]], block=None, next_log_probs=None, ahead=None,
         )  # fmt: skip
 
 
@@ -210,12 +211,9 @@ def keep_frozen(state: SearchState, chosen: Candidates, active: Tensor) -> Candi
         return torch.where(active[:, None], new, old)
 
     return Candidates(
-        merge(chosen.scores, state.scores, NEG_INF),
-        merge(chosen.parents, state.nodes),
-        merge(chosen.tokens, zero),
-        merge(chosen.origin, own),
-        merge(chosen.num_structural, zero),
-    )
+        merge(chosen.scores, state.scores, NEG_INF), merge(chosen.parents, state.nodes), merge(chosen.tokens, zero),
+        merge(chosen.origin, own), merge(chosen.num_structural, zero),
+    )  # fmt: skip
 
 
 def in_full_precision(method: Callable[..., Any]) -> Callable[..., Any]:

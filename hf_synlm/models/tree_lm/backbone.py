@@ -88,7 +88,7 @@ def run_backbone(
 
 
 def rows_to_add(rows: int) -> int:
-    """How many rows to multiply besides on a CPU: oneDNN keeps half a MiB for every number, and is slow with few."""
+    """Rows to add to a product on a CPU: oneDNN keeps half a MiB for every new number, and is slow with 1 to 3."""
     return -rows % _ROW_STEP if rows < _ROW_STEP or rows > _FEW_ROWS else 0
 
 
@@ -101,7 +101,7 @@ class PackedProducts(AbstractContextManager):
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._thread = [0]
+        self._thread = [0]  # in a list, which the closures share
         self._forwards = {
             layer: _packed_forward(layer, linear_map(layer.weight, _ROWS, _USES, ONEDNN_TYPES), self._thread)
             for layer in module.modules()

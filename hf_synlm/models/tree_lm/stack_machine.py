@@ -88,8 +88,7 @@ class TreeLMStackMachine(LabeledStackMachine):
         self.label_logits, self.composes = model.label_logits, self.config.structure_attention == "stack_compose"
         self._watches = False
         self._products: Tensor | None = None
-        self._waiting: list[Tensor] = []
-        # There a call with few rows costs little less than one with many.
+        # On a CPU a call with few rows costs nearly as much as one with many.
         self.shifts_ahead = self.device_type == "cpu"
 
     def watch_attention(self, kind: str) -> None:
@@ -158,9 +157,9 @@ class TreeLMStackMachine(LabeledStackMachine):
         opened = len(self.config.nonterminals) + seen.state(1).action
         labels = torch.where(actions == REDUCE, opened, actions) - self.first
         states = [seen.nodes, live, reduces[:, :rows], own, self.config.vocab_size + labels]
-        if self._waiting:
-            states = [torch.cat(both, 1) for both in zip(states, self._waiting, strict=True)]
-            sizes, self._waiting = self._sizes(pool, *states[:3]), []
+        if pool.waiting:
+            states = [torch.cat(both, 1) for both in zip(states, pool.waiting, strict=True)]
+            sizes, pool.waiting = self._sizes(pool, *states[:3]), []
         self._execute(pool, *states, sizes=sizes)
         return own
 
@@ -178,7 +177,7 @@ class TreeLMStackMachine(LabeledStackMachine):
         """Generate a word from each of R states; see `LabeledStackMachine.shift`."""
         own, reduces = self._append_words(pool, nodes, tokens, num_tokens, edges), torch.zeros_like(live)
         if waits:
-            self._waiting = [nodes, live, reduces, own, tokens]
+            pool.waiting = [nodes, live, reduces, own, tokens]
             return own
         sizes = self._sizes(pool, nodes, live, reduces)
         self._execute(pool, nodes, live, reduces, own, tokens, sizes, are_words=True)
@@ -204,12 +203,12 @@ class TreeLMStackMachine(LabeledStackMachine):
         """Run the layers on the new nodes `own` [B, R] that are `live`, which write `tokens` after `parents`."""
         paths, places = self._paths(pool, parents, live, sizes.longest), pool.places(own)
         before = paths.shape[2] + (pool.context["layer_0"].shape[1] if pool.context else 0)
-        size = max(1, _GATHERED_ELEMENTS // (2 * self.config.hidden_size * (before + 2)))
+        size = max(1, _GATHERED_ELEMENTS // (8 * self.config.hidden_size * (before + 2))) * 4  # see `rows_to_add`
         for composes, count in ((False, sizes.plain), (True, sizes.composing)):
             if not count:  # a backbone may not take empty batches
                 continue
             chosen = first_true((live & ((reduces & self.composes) == composes)).flatten(), count)
-            if chosen.device.type == "cpu":  # some twice
+            if chosen.device.type == "cpu":  # the first one again
                 chosen = torch.cat([chosen, chosen[:1].expand(rows_to_add(count))])
             parts = (values.flatten(0, 1).index_select(0, chosen).split(size) for values in (places, paths, tokens))
             for part in zip(*parts, strict=True):
@@ -239,8 +238,8 @@ class TreeLMStackMachine(LabeledStackMachine):
         most = 2 * self.max_with_context - (pool.context["layer_0"].shape[1] if pool.context else 0)
         before, seen = (path.clamp(min=0), path >= 0) if is_apart else columns_of(path, most)
         columns = torch.cat([before, own.view(len(before), -1).repeat(1, count)], 1)
-        number = torch.arange(len(own), device=own.device)
-        mask = torch.cat([seen, number[:, None] == number.view(len(before), -1).repeat(1, count)], 1)[:, None]
+        shared = len(before) < len(own)
+        mask = (torch.cat([seen, torch.eye(len(own)) > 0], 1) if shared else F.pad(seen, (0, count), value=True))[:, None]
         if composes:
             # Children and opening stand at least as high on the stack as what replaces them.
             inside = F.pad(names["depth"][before] >= names["depth"][own][:, None], (0, 1), value=True)

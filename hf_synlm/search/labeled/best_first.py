@@ -4,14 +4,14 @@
 The states of a word are executed in the order of their scores, a few at a time, until the best that is left cannot beat
 the K hypotheses that have reached the word: log-probabilities never rise. So the K best are found exactly, unless more
 than `action_beam_size` states wait at once, of which the best are kept. `FastTrackSearch` takes all states one action
-further at every step instead, and executes many that score less than the K best in the end.
+further at every step instead, and executes many that score less than the K best in the end. On a CPU, a Tree LM also
+executes the words of the best K found so far together with the last states: few of them turn out to be in vain.
 
 With `slack` (nats) the word itself is bounded, too: a state is dropped if it could reach the K best only by making the
 word more than exp(slack) times as probable as the best state that has been executed. That is a guess, not a bound, and
 it holds where a word is given or must come, not where the sentence may end.
 
-Shapes: B sentences, O actions that wait, R states of a step. All scores are natural logs; -inf marks what does not
-exist.
+Shapes: B sentences, O actions that wait, R states of a step. All scores are natural logs; -inf = none.
 """
 
 from typing import Any, NamedTuple, Self
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hf_synlm.search.labeled.decoder import FastTrackDecoder
-from hf_synlm.search.labeled.fast_track import Frontier, Limits, SetAside, WordScores, nodes_begun
+from hf_synlm.search.labeled.fast_track import Frontier, Limits, SetAside, WordScores, nodes_ahead
 from hf_synlm.search.labeled.machine import Phase
 from hf_synlm.search.state import NEG_INF, SearchState
 from hf_synlm.trees.transitions import SHIFT
@@ -72,7 +72,7 @@ class BestFirstDecoder(FastTrackDecoder):
         Arguments as for `FastTrackSearch`. Cost: a state and a row of the model for every action that scores more than
         the K-th best hypothesis found so far.
         """
-        aside, frontier = SetAside(state, self.num_beams), self._frontier(state)
+        aside, frontier, state.ahead = SetAside(state, self.num_beams), self._frontier(state), None
         none = frontier.origin[:, :0]
         waiting, best_word = _Waiting(frontier.scores[:, :0], none, none, none), None
         slack = self.machine.config.search_slack
@@ -104,16 +104,19 @@ class BestFirstDecoder(FastTrackDecoder):
         return aside
 
     def _shift_ahead(self, state: SearchState, aside: SetAside, live: Tensor) -> None:
-        """Generate the words of the best K so far together with the states that are `live` [B, R].
+        """Generate the words of the best K so far in the call that executes the states that are `live` [B, R].
 
-        Where at most K states are left, hardly any of them gets among the best K: that saves the call of the words.
+        Where few states are left, hardly any of them gets among the best K, so `commit` needs no call of its own.
         """
-        best, few = aside.candidates(True, self.num_beams), live.sum(1, keepdim=True) <= self.num_beams
-        wanted = live.any() & few & (best.scores > NEG_INF) & (nodes_begun(state, best) < 0)
+        few = live.sum(1, keepdim=True) <= min(self.num_beams, _CPU_WIDTH - 1)  # no more wait for the next step
+        if not bool(few.any() & live.any()):
+            return
+        best = aside.candidates(True, self.num_beams)
+        wanted = few & (best.scores > NEG_INF) & ~nodes_ahead(state, best)[1]
         if bool(wanted.any()):
             step = (state.pool, best.parents, best.tokens, state.num_tokens, state.edges, wanted)
             nodes = self.machine.shift(*step, waits=True).masked_fill(~wanted, -1)
-            state.begun = nodes if state.begun is None else torch.cat([state.begun, nodes], 1)
+            state.ahead = nodes if state.ahead is None else torch.cat([state.ahead, nodes], 1)
 
     def _next(self, frontier: Frontier, total: Tensor) -> _Waiting:
         """The best structural actions of a frontier, whose actions have the scores `total` [B, R, A]."""

@@ -17,8 +17,7 @@ the K that have reached it: log-probabilities never rise, so the result is the s
 Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` of the authors' code.
 
 Shapes: B sentences, K word beam, R states of a step, A action ids, G words considered per state, E continuations that
-reach a word or the end, N nodes, V vocabulary. All scores are natural logs in float32; -inf
-marks what does not exist.
+reach a word or the end, N nodes, V vocabulary. All scores are natural logs in float32; -inf = none.
 """
 
 import math
@@ -353,10 +352,10 @@ class FastTrackSearch(Search):
         Sentences that are not `active` get no candidates.
         """
         scores = state.scores if active is None else state.scores.masked_fill(~active[:, None], NEG_INF)
-        going = replace(state, scores=scores, begun=None)
+        going = replace(state, scores=scores)
         words = _GivenWords(self.machine, tokens, self.fast_track_size, self.keeps_scored)
         chosen = self._reach(going, Phase.CONTINUE, words).candidates(True, self.num_beams)
-        state.begun, self.scored = going.begun, words.scored(going)
+        state.ahead, self.scored = going.ahead, words.scored(going)
         return chosen
 
     def log_probs_of_candidates(self, state: SearchState, chosen: Candidates) -> Tensor:
@@ -375,16 +374,15 @@ class FastTrackSearch(Search):
         pool = state.pool
         if active is not None:
             chosen = keep_frozen(state, chosen, active)
-        alive, begun = chosen.scores > NEG_INF, nodes_begun(state, chosen)
-        last = torch.where(begun >= 0, begun, chosen.parents)
+        alive, (last, known) = chosen.scores > NEG_INF, nodes_ahead(state, chosen, active)
         lengths = pool.field("length", last).masked_fill(~alive, 0)
         rows, longest = torch.stack([alive.sum(1).amax(), lengths.amax()]).tolist()
         keep = pool.in_use(last, alive, longest + 1)
         order = chosen.scores.argsort(dim=1, descending=True, stable=True)[:, : max(1, rows)]
-        scores, last, tokens, begun = (x.gather(1, order) for x in (chosen.scores, last, chosen.tokens, begun))
+        scores, last, tokens, known = (x.gather(1, order) for x in (chosen.scores, last, chosen.tokens, known))
         last = pool.compact(keep, int(keep.sum(1).amax()), last)
         moving = torch.ones_like(state.num_tokens, dtype=torch.bool) if active is None else active
-        to_do = moving[:, None] & (begun < 0)
+        to_do = moving[:, None] & ~known
         nodes = self.machine.shift(pool, last, tokens, state.num_tokens, state.edges, to_do & (scores > NEG_INF))
         nodes = torch.where(to_do, nodes, last)
         new = SearchState(pool, nodes, scores, state.num_tokens + moving, [nodes.shape[1]], state.edges)
@@ -435,13 +433,15 @@ class FastTrackSearch(Search):
         return scores, nodes
 
 
-def nodes_begun(state: SearchState, chosen: Candidates) -> Tensor:
-    """Nodes [B, K] of the tokens of candidates that were generated ahead; -1 = was not."""
-    if state.begun is None:
-        return torch.full_like(chosen.parents, -1)
-    parents, tokens = (state.pool.field(name, state.begun)[:, None] for name in ("predecessor", "token"))
+def nodes_ahead(state: SearchState, chosen: Candidates, active: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Nodes [B, K] of the words of candidates that were generated ahead, of the others the parents; which are known."""
+    if state.ahead is None:
+        return chosen.parents, torch.zeros_like(chosen.parents, dtype=torch.bool)
+    ahead = state.ahead if active is None else state.ahead.masked_fill(~active[:, None], -1)
+    parents, tokens = (state.pool.field(name, ahead)[:, None] for name in ("predecessor", "token"))
     same = (parents == chosen.parents[..., None]) & (tokens == chosen.tokens[..., None])
-    return state.begun[:, None].masked_fill(~same, -1).amax(2)
+    found = ahead[:, None].masked_fill(~same, -1).amax(2)
+    return torch.where(found < 0, chosen.parents, found), found >= 0
 
 
 def own_places(nodes: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from hf_synlm.core.matrix_products import ONEDNN_TYPES, uses_onednn
 from hf_synlm.data.gold_trees import encode_trees, label_inventory
 from hf_synlm.data.treebank import parse_treebank
 from hf_synlm.data.vocabulary import word_tokenizer
+from hf_synlm.models.tree_lm import stack_machine
 from hf_synlm.models.tree_lm.backbone import PackedProducts
 from hf_synlm.models.tree_lm.bottom_up import BinaryTreeLMStackMachine
 from hf_synlm.models.tree_lm.linearization import linearize
@@ -457,12 +458,14 @@ def test_packed_products(dtype):
 
 
 @torch.no_grad()
-def test_words_that_are_generated_ahead_change_nothing(structure, monkeypatch):
+@pytest.mark.parametrize(("num_beams", "action_beam_size"), [(3, 8), (40, 60)])
+def test_words_that_are_generated_ahead_change_nothing(structure, num_beams, action_beam_size, monkeypatch):
     """They save calls of the layers, also beside sentences that are over."""
     model = tiny(structure_attention=structure, search_order="best_first")
     inputs = {k: v for k, v in batch(structure=structure).items() if k in ("input_ids", "attention_mask")}
     prepare, read, calls, found = TreeLMStackMachine._prepare, TreeLMStackMachine._read, [], []
-    monkeypatch.setattr(TreeLMStackMachine, "_read", lambda *a, **kw: calls.append(a) or read(*a, **kw))
+    monkeypatch.setattr(TreeLMStackMachine, "_read", lambda *a, **kw: calls.append(len(a[2])) or read(*a, **kw))
+    monkeypatch.setattr(stack_machine, "_GATHERED_ELEMENTS", 1 << 15)  # calls are split
     for ahead in (True, False):
 
         def choose(self, model, ahead=ahead):
@@ -470,11 +473,29 @@ def test_words_that_are_generated_ahead_change_nothing(structure, monkeypatch):
             self.shifts_ahead = ahead
 
         monkeypatch.setattr(TreeLMStackMachine, "_prepare", choose)
-        found.append((model.parse(**inputs, num_beams=3, action_beam_size=8), len(calls)))
+        parsed = model.parse(**inputs, num_beams=num_beams, action_beam_size=action_beam_size)
+        assert all(4 <= rows <= 32 or rows % 4 == 0 for rows in calls)  # new numbers of rows cost memory
+        found.append((parsed, len(calls), sum(calls)))
         calls.clear()
-    (first, few), (second, many) = found
-    assert few < many and first.spans == second.spans and first.labels == second.labels
+    (first, few, rows), (second, many, least) = found
+    assert few < many and rows < 1.03 * least and first.spans == second.spans and first.labels == second.labels
     torch.testing.assert_close(first.log_probs, second.log_probs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("structure", ["causal", "stack_compose", "gpt2"])
+@torch.no_grad()
+def test_words_that_are_generated_ahead_belong_to_one_commit(structure):
+    """Sentences that stay where they are keep their beam; of other sentences nothing is left."""
+    model = tiny(structure_attention=structure, search_order="best_first", normalization="train")
+    search = model.word_search(2, action_beam_size=8)
+    state, tokens = search.begin(3, torch.device("cpu")), torch.tensor([5, 6, 7])
+    state, _ = search.commit(state, search.propose(state, tokens))
+    chosen = search.propose(state, torch.tensor([0, 0, 0]))
+    assert (state.ahead >= 0).any()
+    new, _ = search.commit(state, chosen, active=torch.tensor([True, False, True]))
+    assert new.num_tokens.tolist() == [2, 1, 2] and (new.pool.field("token", new.nodes)[1] == 6).all()
+    state.select_rows(torch.tensor([0, 2]))
+    assert state.ahead is None
 
 
 def test_activations_of_a_backbone_are_checkpointed():
