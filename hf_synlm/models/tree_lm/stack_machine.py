@@ -238,8 +238,8 @@ class TreeLMStackMachine(LabeledStackMachine):
         most = 2 * self.max_with_context - (pool.context["layer_0"].shape[1] if pool.context else 0)
         before, seen = (path.clamp(min=0), path >= 0) if is_apart else columns_of(path, most)
         columns = torch.cat([before, own.view(len(before), -1).repeat(1, count)], 1)
-        shared = len(before) < len(own)
-        mask = (torch.cat([seen, torch.eye(len(own)) > 0], 1) if shared else F.pad(seen, (0, count), value=True))[:, None]
+        alone = F.pad(seen, (0, count), value=True)
+        mask = (torch.cat([seen, seen.new_ones(len(own)).diag()], 1) if len(before) < len(own) else alone)[:, None]
         if composes:
             # Children and opening stand at least as high on the stack as what replaces them.
             inside = F.pad(names["depth"][before] >= names["depth"][own][:, None], (0, 1), value=True)
