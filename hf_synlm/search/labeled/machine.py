@@ -123,7 +123,7 @@ class LabeledStackMachine(StackMachine):
 
     pad_action, token_action = PAD, SHIFT
     shifts_ahead = False
-    """Whether words cost less in a call that executes structural actions, too."""
+    """Whether words cost less in the call of the next `push`, for which `shift` can wait."""
 
     def __init__(self, model: Any, normalization: str | None = None, end_token_ids: Tensor | None = None) -> None:
         self.config, self.dtype = model.config, model.dtype
@@ -165,7 +165,7 @@ class LabeledStackMachine(StackMachine):
         """Generate a word from each of R states: ids of the new nodes [B, R].
 
         Nothing is computed for rows that are not `live`. `num_tokens` [B] are those before; `edges` tell which tokens
-        end a word, None = what the model knows of its tokens. With `waits` (if it `shifts_ahead`) the next `push` runs.
+        end a word, None = what the model knows of its tokens. With `waits`, see `shifts_ahead`, `push` does it.
         """
 
     @abstractmethod
