@@ -11,8 +11,8 @@ next word: the search is *word-synchronous*. With `m_t = logsumexp_k log p(x_1..
 beam's log p(x_t | x_1..t-1).
 
 States are nodes of a pool: hypotheses branch without copying a vector, only live states are computed, and the last
-action of a word (SHIFT) is executed only for the K that are kept. A word also ends as soon as no live state can beat
-the K that have reached it: log-probabilities never rise, so the result is the same (Noji and Oseki's code goes on).
+action of a word (SHIFT) is executed for the K that are kept (`best_first`: for some earlier). A word ends as soon as no
+live state can beat the K that have reached it: log-probabilities never rise (Noji and Oseki's code goes on).
 
 Source: Noji and Oseki 2021, section 3; `word_sync_beam_search` of the authors' code.
 

@@ -94,9 +94,10 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     # Before programs set this field, all text was read as what it says now, but for natural spelling.
     if new.get(style := "config.text_style") != NATURAL and old.get(style) is None:
         old[style] = new.get(style)
-    # A version of transformers is no setting; a backbone's configuration has one, too.
+    # A version of transformers is no setting, nor are fields of a backbone's configuration that only one version has.
     unequal = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    names = [name for name in unequal if not name.endswith(".transformers_version")]
+    of_version = {name for name in old.keys() ^ new.keys() if name.startswith("config.backbone_config.")}
+    names = [name for name in unequal if name not in of_version and not name.endswith(".transformers_version")]
     changed = [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
     if changed:
         sizes = " (an older run without a size: --model-preset gpst-small)" * ("config.hidden_size" in names)
