@@ -13,7 +13,7 @@ from hf_synlm.data.files import check_target, flag_of
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
-from hf_synlm.hub.checkpoint import is_folder
+from hf_synlm.hub.checkpoint import check_model_source, is_folder
 from hf_synlm.training.arguments.base import ModelArguments, refuse
 from hf_synlm.training.arguments.sentences import (
     MIN_FREQUENCY,
@@ -122,6 +122,19 @@ class RNNGModelArguments(ModelArguments):
         "Model to train: 'rnng' (left-corner with --config-overrides transition_system=in_order), or a baseline "
         "without trees: 'lstm', or 'gpt2', which has no preset.",
     )
+    word_vectors: str | None = option(
+        None,
+        "Folder or Hub name of a model. The word vectors of training begin with its word vectors, reduced to their "
+        "size. They are fitted to the pieces of words of this run.",
+    )
+
+    def __post_init__(self):
+        """Check that the vectors belong to an untrained model, and find them."""
+        super().__post_init__()
+        if self.model_name_or_path is not None:
+            refuse(self, "word_vectors", f"but {self.model_name_or_path!r} has word vectors of its own")
+        elif self.word_vectors is not None:
+            check_model_source(self.word_vectors)
 
 
 LORA_OPTIONS = "lora_alpha lora_target_modules"

@@ -1,0 +1,104 @@
+"""Word vectors with which a model begins: against sums by hand, and runs that begin so."""
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from hf_synlm.data.vocabulary import subword_tokenizer
+from hf_synlm.training.tasks.word_vectors import take_word_vectors
+from tests.helpers.refusals import refused
+from tests.helpers.training_runs import TINY, cut_off, sample_files
+
+SENTENCES = [
+    (("She", "did", "n't", "(", "ever", ")", "laugh", "."), ("PRP", "VBD", "RB", "(", "RB", ")", "VB", ".")),
+    (("laughter", "did", "."), ("NN", "VBD", ".")),
+]
+TEXTS = ["She didn't (ever) laugh.", "laughter did."]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """A small GPT-2 that reads bytes and some pieces."""
+    backend = ByteLevelBPETokenizer()
+    backend.train_from_iterator(TEXTS * 9, vocab_size=275, min_frequency=2, show_progress=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend._tokenizer)
+    torch.manual_seed(1)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=12, n_layer=1, n_head=2))
+    model.save_pretrained(tmp_path / "source")
+    tokenizer.save_pretrained(tmp_path / "source")
+    return str(tmp_path / "source")
+
+
+def means_by_hand(tokenizer: PreTrainedTokenizerFast, source: str) -> tuple[dict[int, torch.Tensor], dict[int, int]]:
+    other = PreTrainedTokenizerFast.from_pretrained(source)
+    vectors = GPT2LMHeadModel.from_pretrained(source).get_input_embeddings().weight.detach()
+    found: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for (words, _), text in zip(SENTENCES, TEXTS, strict=True):
+        batch = other(text, return_offsets_mapping=True)
+        spans = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
+        under = {k: piece for piece, span in spans for k in range(*span)}
+        of_letters = iter([vectors[under[k]] for k, letter in enumerate(text) if letter != " "])
+        for word in words:
+            batch = tokenizer(word, add_special_tokens=False, return_offsets_mapping=True)
+            taken = 0
+            for piece, (_, end) in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
+                found[piece] += [next(of_letters) for _ in range(taken, end)]
+                taken = end
+    return {k: torch.stack(v).mean(0) for k, v in found.items() if v}, {k: len(v) for k, v in found.items()}
+
+
+@pytest.mark.parametrize("size", [5, 12, 16])
+def test_pieces_begin_with_the_means_of_their_letters(size: int, source: str) -> None:
+    tokenizer = subword_tokenizer([words for words, _ in SENTENCES], 40, min_frequency=1)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=size, n_layer=1, n_head=1))
+    before = model.get_input_embeddings().weight.detach().clone()
+    means, numbers = means_by_hand(tokenizer, source)
+    assert take_word_vectors(model, tokenizer, source, SENTENCES) == len(means)
+
+    rows = sorted(means)
+    rest = [k for k in range(len(tokenizer)) if k not in means]
+    after = model.get_input_embeddings().weight.detach()
+    assert rest and torch.equal(after[rest], before[rest])
+    torch.testing.assert_close(after[rows].std(), before[rows].std())
+    weights = torch.tensor([numbers[k] for k in rows]).sqrt()
+    centered = torch.stack([means[k] for k in rows])
+    centered -= (weights[:, None] * centered).sum(0) / weights.sum()
+    # The best approximation of this rank keeps the products of the rows, up to the scale.
+    left, values, right = torch.linalg.svd(weights.sqrt()[:, None] * centered, full_matrices=False)
+    kept = (left[:, :size] * values[:size]) @ right[:size] / weights.sqrt()[:, None]
+    products, expected = after[rows] @ after[rows].T, kept @ kept.T
+    torch.testing.assert_close(products / products.trace(), expected / expected.trace(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["rnng", "lstm"])
+def test_a_run_begins_with_word_vectors_and_resumes(
+    architecture: str, source: str, program: Callable[..., dict], tmp_path: Path
+) -> None:
+    files = sample_files(tmp_path, "trees", train=40, valid=8)
+    flags = ["--architecture", architecture, "--config-overrides", TINY["rnng"], "--train-files", files["train"]]
+    flags += ["--validation-files", files["valid"], "--tokenizer-type", "bpe", "--tokenizer-vocab-size", "200"]
+    flags += ["--per-device-train-batch-size", "4", "--max-train-steps", "4", "--checkpointing-steps", "2"]
+    flags += ["--word-vectors", source, "--final-report", "False", "--search-sentences", "0"]
+    whole = program("train_rnng", [*flags, "--output-dir", str(tmp_path / "whole")])
+    assert f"of 200 tokens begin with word vectors of {source}" in whole["stdout"]
+    cut_off(tmp_path / "whole", tmp_path / "cut", 2)
+    resumed = program("train_rnng", [*flags, "--output-dir", str(tmp_path / "cut")])
+    assert resumed["evaluations"][-1]["losses"] == whole["evaluations"][-1]["losses"]
+    shutil.rmtree(tmp_path / "cut")
+    cut_off(tmp_path / "whole", tmp_path / "cut", 2)
+    others = [flag for flag in flags if flag not in ("--word-vectors", source)]
+    refused("word_vectors", program, "train_rnng", [*others, "--output-dir", str(tmp_path / "cut")])
+
+
+def test_word_vectors_are_refused_beside_a_trained_model(source: str, program: Callable[..., dict]) -> None:
+    flags = ["--word-vectors", source, "--output-dir", "x"]
+    rnng = str(Path(__file__).parents[2] / "model_cards" / "rnng-tiny")
+    refused("has word vectors of its own", program, "train_rnng", [*flags, "--model-name-or-path", rnng])
+    refused("no/where", program, "train_rnng", ["--word-vectors", "no/where", "--output-dir", "x"])
