@@ -1,6 +1,5 @@
 """Word vectors with which a model begins: against sums by hand, and runs that begin so."""
 
-import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ SENTENCES = [
     (("She", "did", "n't", "(", "ever", ")", "laugh", "."), ("PRP", "VBD", "RB", "(", "RB", ")", "VB", ".")),
     (("laughter", "did", "."), ("NN", "VBD", ".")),
 ]
+TRANSFORMER = "hidden_size=12,num_hidden_layers=1,num_attention_heads=2,intermediate_size=8"
 TEXTS = ["She didn't (ever) laugh.", "laughter did."]
 
 
@@ -77,28 +77,37 @@ def test_pieces_begin_with_the_means_of_their_letters(size: int, source: str) ->
     torch.testing.assert_close(products / products.trace(), expected / expected.trace(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ["rnng", "lstm"])
+@pytest.mark.parametrize(
+    ("script", "architecture", "size"),
+    [
+        ("train_rnng", "rnng", TINY["rnng"]),
+        ("train_rnng", "lstm", TINY["rnng"]),
+        ("train_rnng", "gpt2", "n_embd=12,n_layer=1,n_head=2"),
+        ("train_pushdown", "pushdown", TRANSFORMER),
+        ("train_tree_lm", "tree_lm", TRANSFORMER),
+    ],
+)
 def test_a_run_begins_with_word_vectors_and_resumes(
-    architecture: str, source: str, program: Callable[..., dict], tmp_path: Path
+    script: str, architecture: str, size: str, source: str, program: Callable[..., dict], tmp_path: Path
 ) -> None:
     files = sample_files(tmp_path, "trees", train=40, valid=8)
-    flags = ["--architecture", architecture, "--config-overrides", TINY["rnng"], "--train-files", files["train"]]
+    flags = ["--architecture", architecture, "--config-overrides", size, "--train-files", files["train"]]
     flags += ["--validation-files", files["valid"], "--tokenizer-type", "bpe", "--tokenizer-vocab-size", "200"]
     flags += ["--per-device-train-batch-size", "4", "--max-train-steps", "4", "--checkpointing-steps", "2"]
-    flags += ["--word-vectors", source, "--final-report", "False", "--search-sentences", "0"]
-    whole = program("train_rnng", [*flags, "--output-dir", str(tmp_path / "whole")])
+    vectors = ["--word-vectors", source]
+    whole = program(script, [*flags, *vectors, "--output-dir", str(tmp_path / "whole")])
     assert f"of 200 tokens begin with word vectors of {source}" in whole["stdout"]
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
-    resumed = program("train_rnng", [*flags, "--output-dir", str(tmp_path / "cut")])
+    again = [*flags, "--output-dir", str(tmp_path / "cut")]
+    refused("word_vectors", program, script, again)
+    resumed = program(script, [*again, *vectors])
     assert resumed["evaluations"][-1]["losses"] == whole["evaluations"][-1]["losses"]
-    shutil.rmtree(tmp_path / "cut")
-    cut_off(tmp_path / "whole", tmp_path / "cut", 2)
-    others = [flag for flag in flags if flag not in ("--word-vectors", source)]
-    refused("word_vectors", program, "train_rnng", [*others, "--output-dir", str(tmp_path / "cut")])
 
 
 def test_word_vectors_are_refused_beside_a_trained_model(source: str, program: Callable[..., dict]) -> None:
     flags = ["--word-vectors", source, "--output-dir", "x"]
     rnng = str(Path(__file__).parents[2] / "model_cards" / "rnng-tiny")
     refused("has word vectors of its own", program, "train_rnng", [*flags, "--model-name-or-path", rnng])
+    flags = ["--word-vectors", source, "--output-dir", "x", "--backbone", source]
+    refused("a backbone has word vectors of its own", program, "train_tree_lm", flags)
     refused("no/where", program, "train_rnng", ["--word-vectors", "no/where", "--output-dir", "x"])

@@ -112,7 +112,26 @@ class EvaluationArguments:
 
 
 @dataclass
-class RNNGModelArguments(ModelArguments):
+class GrammarModelArguments(ModelArguments):
+    """A model of words and trees, or a baseline."""
+
+    word_vectors: str | None = option(
+        None,
+        "Folder or Hub name of a model. Word vectors begin with those of this model, which are fitted to the tokens "
+        "and reduced to the size of this run.",
+    )
+
+    def __post_init__(self):
+        """Check that word vectors belong to an untrained model, and exist."""
+        super().__post_init__()
+        if self.model_name_or_path is not None:
+            refuse(self, "word_vectors", f"but {self.model_name_or_path!r} has word vectors of its own")
+        elif self.word_vectors is not None:
+            check_model_source(self.word_vectors)
+
+
+@dataclass
+class RNNGModelArguments(GrammarModelArguments):
     """RNNG, or a baseline without trees."""
 
     program = "train_rnng"
@@ -122,26 +141,13 @@ class RNNGModelArguments(ModelArguments):
         "Model to train: 'rnng' (left-corner with --config-overrides transition_system=in_order), or a baseline "
         "without trees: 'lstm', or 'gpt2', which has no preset.",
     )
-    word_vectors: str | None = option(
-        None,
-        "Folder or Hub name of a model. The word vectors of training begin with its word vectors, reduced to their "
-        "size. They are fitted to the pieces of words of this run.",
-    )
-
-    def __post_init__(self):
-        """Check that the vectors belong to an untrained model, and find them."""
-        super().__post_init__()
-        if self.model_name_or_path is not None:
-            refuse(self, "word_vectors", f"but {self.model_name_or_path!r} has word vectors of its own")
-        elif self.word_vectors is not None:
-            check_model_source(self.word_vectors)
 
 
 LORA_OPTIONS = "lora_alpha lora_target_modules"
 
 
 @dataclass
-class TreeLMModelArguments(ModelArguments):
+class TreeLMModelArguments(GrammarModelArguments):
     """Tree LM; `--config-overrides structure_attention=stack_compose` makes it a Transformer Grammar."""
 
     program = "train_tree_lm"
@@ -168,8 +174,10 @@ class TreeLMModelArguments(ModelArguments):
     )
 
     def __post_init__(self):
-        """Check that options of LoRA stand beside a rank and a backbone, and that their values are possible."""
+        """Check that options of LoRA stand beside a rank and a backbone, and word vectors beside none."""
         super().__post_init__()
+        if self.backbone is not None:
+            refuse(self, "word_vectors", "but a backbone has word vectors of its own")
         if self.lora_r is None:
             refuse(self, LORA_OPTIONS, "which needs --lora-r")
         elif self.model_name_or_path is not None:
@@ -185,7 +193,7 @@ class TreeLMModelArguments(ModelArguments):
 
 
 @dataclass
-class PushdownModelArguments(ModelArguments):
+class PushdownModelArguments(GrammarModelArguments):
     """Pushdown Layers."""
 
     program = "train_pushdown"

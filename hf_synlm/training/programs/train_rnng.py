@@ -15,12 +15,10 @@ from functools import partial
 
 from transformers import PreTrainedModel
 
-from hf_synlm.training.arguments.treebank import RNNGModelArguments
 from hf_synlm.training.engine.run import make_baseline
 from hf_synlm.training.engine.runner import run_recipe
 from hf_synlm.training.tasks.tree_batches import TreeCollator, WordCollator
 from hf_synlm.training.tasks.treebank_recipe import GrammarRecipe
-from hf_synlm.training.tasks.word_vectors import take_word_vectors
 from hf_synlm.trees.codecs import LabeledCodec
 
 
@@ -28,17 +26,6 @@ class RNNGRecipe(GrammarRecipe):
     """Train RNNG on gold trees by teacher forcing, or a baseline on their words; the best validation loss wins."""
 
     program = "train_rnng"
-    model_arguments: RNNGModelArguments
-    repeated = f"{GrammarRecipe.repeated} word_vectors"
-
-    def load(self) -> PreTrainedModel:
-        """Read the trees, make or load tokenizer and model, and let word vectors begin with those of another model."""
-        model, name = super().load(), self.model_arguments.word_vectors
-        if name is not None:
-            rows = self.examples.table.select_columns(["words", "tags"])
-            count = take_word_vectors(model, self.tokenizer, name, ((row["words"], row["tags"]) for row in rows))
-            self.accelerator.print(f"{count:,} of {len(self.tokenizer):,} tokens begin with word vectors of {name}")
-        return model
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """An RNNG, an LSTM, or a GPT-2 with positions for the longest sentence."""

@@ -22,8 +22,8 @@ from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.gold_treebank import load_treebank
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
 from hf_synlm.hub.abilities import declared, tree_codec
-from hf_synlm.training.arguments.base import ModelArguments, refuse
-from hf_synlm.training.arguments.treebank import EvaluationArguments, TreeDataArguments
+from hf_synlm.training.arguments.base import refuse
+from hf_synlm.training.arguments.treebank import EvaluationArguments, GrammarModelArguments, TreeDataArguments
 from hf_synlm.training.engine.final_report import REPORT_REMEDY, report_saved_model
 from hf_synlm.training.engine.recipe import Recipe, Splits
 from hf_synlm.training.engine.run import Run, new_or_pretrained
@@ -39,6 +39,7 @@ from hf_synlm.training.tasks.tree_batches import (
 )
 from hf_synlm.training.tasks.tree_evaluation import score_parses, spread
 from hf_synlm.training.tasks.word_tokenizers import load_or_make_tokenizer
+from hf_synlm.training.tasks.word_vectors import take_word_vectors
 from hf_synlm.trees.codecs import LabeledCodec
 
 REPORT_SENTENCES = 20
@@ -127,9 +128,9 @@ def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
 class GrammarRecipe(TreebankRecipe):
     """Train on gold trees by teacher forcing, or a baseline on their words; the best validation loss wins."""
 
-    repeated = "max_batch_actions batch_group_size evaluation_steps"
+    repeated = "max_batch_actions batch_group_size evaluation_steps word_vectors"
     needs_whole = "the search"
-    model_arguments: ModelArguments
+    model_arguments: GrammarModelArguments
     evaluation: EvaluationArguments
 
     def check(self) -> None:
@@ -140,7 +141,7 @@ class GrammarRecipe(TreebankRecipe):
             refuse(self.evaluation, names, f"but {self.model_arguments.architecture} has no trees")
 
     def load(self) -> PreTrainedModel:
-        """Read the trees, and those of the report; make or load tokenizer and model."""
+        """Read the trees, and those of the report; make or load tokenizer and model, with word vectors of another."""
         files = self.data.test_files[:1] if self.evaluation.final_report else []
         if self.evaluation.final_report and not files:
             self.accelerator.print("--final-report: there is none without --test-files")
@@ -148,7 +149,12 @@ class GrammarRecipe(TreebankRecipe):
             name: load_treebank(file, name, REPORT_SENTENCES, remedy=REPORT_REMEDY, **self.data.reading)
             for file, name in product(files, self.evaluation.report_punctuation)
         }
-        return super().load()
+        model, source = super().load(), self.model_arguments.word_vectors
+        if source is not None:
+            rows = self.examples.table.select_columns(["words", "tags"])
+            count = take_word_vectors(model, self.tokenizer, source, ((row["words"], row["tags"]) for row in rows))
+            self.accelerator.print(f"{count:,} of {len(self.tokenizer):,} tokens begin with word vectors of {source}")
+        return model
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """Make an untrained model, or load the one to continue from; the tokenizer tells which tokens end a word."""
