@@ -188,13 +188,20 @@ def test_runs_older_than_the_style_of_text_resume(old: dict[str, Any], is_same: 
 
 def test_runs_of_another_version_of_transformers_resume(tmp_path: Path) -> None:
     old, new = (
-        {"config": {"transformers_version": version, "backbone_config": {"transformers_version": version, **only}}}
+        {
+            "config": {
+                "transformers_version": version,
+                "backbone_config": {"transformers_version": version, "both": None, **only},
+            }
+        }
         for version, only in (("5.23.0", {"old_field": 1}), ("5.24.0", {"new_field": {"size": 2}}))
     )
     (tmp_path / checkpoints.STATE_FILE).write_text(
         json.dumps(dataclasses.asdict(checkpoints.TrainingState(step=3, settings=old)))
     )
     assert checkpoints.read_state(tmp_path, new).step == 3
+    new["config"]["backbone_config"]["both"] = {"size": 2}
+    refused("backbone_config.both.size", checkpoints.read_state, tmp_path, new)
 
 
 def test_older_runs_are_told_their_size_and_keep_the_names_of_rates(tmp_path: Path) -> None:

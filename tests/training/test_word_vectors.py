@@ -15,11 +15,15 @@ from tests.helpers.refusals import refused
 from tests.helpers.training_runs import TINY, cut_off, sample_files
 
 SENTENCES = [
-    (("She", "did", "n't", "(", "ever", ")", "laugh", "."), ("PRP", "VBD", "RB", "(", "RB", ")", "VB", ".")),
-    (("laughter", "did", "."), ("NN", "VBD", ".")),
+    (
+        ("She", "did", "n't", "-LRB-", "ever", "-RRB-", "go", "."),
+        (True, False, True, False, True, True, False, True),
+    ),
+    (("``", "laughter", "''", "did", "."), (True, True, True, False, True)),
 ]
 TRANSFORMER = "hidden_size=12,num_hidden_layers=1,num_attention_heads=2,intermediate_size=8"
-TEXTS = ["She didn't (ever) laugh.", "laughter did."]
+TEXTS = ["She didn't (ever) go.", '"laughter" did.']
+SPELLED = {"-LRB-": "(", "-RRB-": ")", "``": '"', "''": '"'}
 
 
 @pytest.fixture
@@ -43,12 +47,14 @@ def means_by_hand(tokenizer: PreTrainedTokenizerFast, source: str) -> tuple[dict
         batch = other(text, return_offsets_mapping=True)
         spans = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
         under = {k: piece for piece, span in spans for k in range(*span)}
-        of_letters = iter([vectors[under[k]] for k, letter in enumerate(text) if letter != " "])
+        letters = iter([vectors[under[k]] for k, letter in enumerate(text) if letter != " "])
         for word in words:
             batch = tokenizer(word, add_special_tokens=False, return_offsets_mapping=True)
+            of_word = [next(letters) for _ in SPELLED.get(word, word)]
+            of_word += [of_word[-1]] * (len(word) - len(of_word))
             taken = 0
             for piece, (_, end) in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
-                found[piece] += [next(of_letters) for _ in range(taken, end)]
+                found[piece] += of_word[taken:end]
                 taken = end
     return {k: torch.stack(v).mean(0) for k, v in found.items() if v}, {k: len(v) for k, v in found.items()}
 
@@ -104,10 +110,23 @@ def test_a_run_begins_with_word_vectors_and_resumes(
     assert resumed["evaluations"][-1]["losses"] == whole["evaluations"][-1]["losses"]
 
 
-def test_word_vectors_are_refused_beside_a_trained_model(source: str, program: Callable[..., dict]) -> None:
+def test_a_source_without_vectors_of_the_words_is_refused(source: str) -> None:
+    tokenizer = subword_tokenizer([words for words, _ in SENTENCES], 40, min_frequency=1)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=4, n_layer=1, n_head=1))
+    refused("has no vectors for the words", take_word_vectors, model, tokenizer, source, [(("e",), (True,))])
+    grammar = str(Path(__file__).parents[2] / "model_cards" / "pcfg-mini")
+    refused("cannot be loaded as a model", take_word_vectors, model, tokenizer, grammar, SENTENCES)
+
+
+def test_word_vectors_are_refused_beside_a_trained_model(
+    source: str, program: Callable[..., dict], tmp_path: Path
+) -> None:
     flags = ["--word-vectors", source, "--output-dir", "x"]
     rnng = str(Path(__file__).parents[2] / "model_cards" / "rnng-tiny")
     refused("has word vectors of its own", program, "train_rnng", [*flags, "--model-name-or-path", rnng])
     flags = ["--word-vectors", source, "--output-dir", "x", "--backbone", source]
     refused("a backbone has word vectors of its own", program, "train_tree_lm", flags)
-    refused("no/where", program, "train_rnng", ["--word-vectors", "no/where", "--output-dir", "x"])
+    empty = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=4, n_layer=1, n_head=1))
+    empty.save_pretrained(tmp_path / "bare")
+    for name, message in ((str(tmp_path / "bare"), "holds no tokenizer"), ("no/where", "no/where")):
+        refused(message, program, "train_rnng", ["--word-vectors", name, "--output-dir", "x"])

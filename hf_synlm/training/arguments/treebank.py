@@ -9,11 +9,11 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
-from hf_synlm.data.files import check_target, flag_of
+from hf_synlm.data.files import check_target, find_model, flag_of
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import UnknownRule, subword_tokenizer
 from hf_synlm.evaluation.trees.gold_treebank import PUNCTUATION
-from hf_synlm.hub.checkpoint import check_model_source, is_folder
+from hf_synlm.hub.checkpoint import check_model_source, check_tokenizer_source, is_folder
 from hf_synlm.training.arguments.base import ModelArguments, refuse
 from hf_synlm.training.arguments.sentences import (
     MIN_FREQUENCY,
@@ -127,7 +127,9 @@ class GrammarModelArguments(ModelArguments):
         if self.model_name_or_path is not None:
             refuse(self, "word_vectors", f"but {self.model_name_or_path!r} has word vectors of its own")
         elif self.word_vectors is not None:
+            self.word_vectors = find_model(self.word_vectors)
             check_model_source(self.word_vectors)
+            check_tokenizer_source(self.word_vectors)
 
 
 @dataclass

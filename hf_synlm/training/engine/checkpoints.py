@@ -18,7 +18,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from hf_synlm.training.engine.run import Run, TrainingState
 
 BEST_FILE = "best_model.safetensors"
 WEIGHTS_FILE = "model.safetensors"
+_BACKBONE = "config.backbone_config."
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
@@ -96,8 +97,10 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
         old[style] = new.get(style)
     # A version of transformers is no setting, nor are fields of a backbone's configuration that only one version has.
     unequal = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    of_version = {name for name in old.keys() ^ new.keys() if name.startswith("config.backbone_config.")}
-    names = [name for name in unequal if name not in of_version and not name.endswith(".transformers_version")]
+    other_version = f"{_BACKBONE}transformers_version" in unequal
+    of_version = _backbone_fields(old) ^ _backbone_fields(new) if other_version else set()
+    names = [name for name in unequal if not _backbone_fields([name]) & of_version]
+    names = [name for name in names if not name.endswith(".transformers_version")]
     changed = [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
     if changed:
         sizes = " (an older run without a size: --model-preset gpst-small)" * ("config.hidden_size" in names)
@@ -106,6 +109,11 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
             f"and data{sizes}, or start from step 0 with another --output-dir or with --overwrite-output-dir."
         )
     return state
+
+
+def _backbone_fields(names: Iterable[str]) -> set[str]:
+    """Fields of the configuration of a backbone, among flat names of settings."""
+    return {name.removeprefix(_BACKBONE).partition(".")[0] for name in names if name.startswith(_BACKBONE)}
 
 
 def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hf_synlm.core.losses import share_of
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.parsed import ParsedSentence
+from hf_synlm.data.punctuation import stands_joined
 from hf_synlm.data.text import plural
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.text.perplexity import perplexity_of
@@ -151,8 +152,9 @@ class GrammarRecipe(TreebankRecipe):
         }
         model, source = super().load(), self.model_arguments.word_vectors
         if source is not None:
-            rows = self.examples.table.select_columns(["words", "tags"])
-            count = take_word_vectors(model, self.tokenizer, source, ((row["words"], row["tags"]) for row in rows))
+            rows = self.examples.table.select_columns(["words", "tags", "joined"])
+            marked = ((row["words"], row["joined"] or stands_joined(row["words"], row["tags"])) for row in rows)
+            count = take_word_vectors(model, self.tokenizer, source, marked)
             self.accelerator.print(f"{count:,} of {len(self.tokenizer):,} tokens begin with word vectors of {source}")
         return model
 
@@ -270,8 +272,10 @@ class GrammarRecipe(TreebankRecipe):
         return {**score_parses(gold, dataset.punctuation_by, found, plain.config), "beam": beam}
 
     def procedure(self, run: Run, read: str = "") -> str:
-        """Steps, sentences and seed."""
-        return super().procedure(run, f"{self._num_sentences(run)} sentences read, ")
+        """Steps, word vectors, sentences and seed."""
+        source = self.model_arguments.word_vectors
+        begun = f"word vectors began with those of {source}, " if source else ""
+        return super().procedure(run, f"{begun}{self._num_sentences(run)} sentences read, ")
 
     def _num_sentences(self, run: Run) -> int:
         one_process = self.sampler()
