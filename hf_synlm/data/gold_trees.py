@@ -82,9 +82,13 @@ def _cut(
 ) -> Iterable[tuple[list[int], list[Any]]]:
     """Per sentence its tokens, and for each the place of its word ("natural"), or its offsets in the joined words."""
     if text_style == NATURAL:
-        joined = [stands_joined(s.words, s.tags) if s.joined is None else s.joined for s in sentences]
-        return encode_joined(tokenizer, [sentence.words for sentence in sentences], joined)
+        return encode_joined(tokenizer, [s.words for s in sentences], [which_joined(s) for s in sentences])
     return cut_texts(tokenizer, [" ".join(sentence.words) for sentence in sentences])
+
+
+def which_joined(sentence: TreebankSentence) -> Sequence[bool]:
+    """Which words have no space before them in text: what the file says, otherwise what `stands_joined` says."""
+    return stands_joined(sentence.words, sentence.tags) if sentence.joined is None else sentence.joined
 
 
 def gold_distances(spans: Sequence[Span], word_ends: Sequence[bool]) -> list[int]:

@@ -93,21 +93,33 @@ def test_pieces_begin_with_the_means_of_their_letters(size: int, source: str) ->
         ("train_tree_lm", "tree_lm", TRANSFORMER),
     ],
 )
-def test_a_run_begins_with_word_vectors_and_resumes(
+def test_a_run_begins_with_word_vectors(
     script: str, architecture: str, size: str, source: str, program: Callable[..., dict], tmp_path: Path
 ) -> None:
-    files = sample_files(tmp_path, "trees", train=40, valid=8)
-    flags = ["--architecture", architecture, "--config-overrides", size, "--train-files", files["train"]]
-    flags += ["--validation-files", files["valid"], "--tokenizer-type", "bpe", "--tokenizer-vocab-size", "200"]
-    flags += ["--per-device-train-batch-size", "4", "--max-train-steps", "4", "--checkpointing-steps", "2"]
-    vectors = ["--word-vectors", source]
-    whole = program(script, [*flags, *vectors, "--output-dir", str(tmp_path / "whole")])
-    assert f"of 200 tokens begin with word vectors of {source}" in whole["stdout"]
+    flags = [*small_run(tmp_path), "--architecture", architecture, "--config-overrides", size]
+    without = program(script, [*flags, "--output-dir", str(tmp_path / "without")])
+    begun = program(script, [*flags, "--word-vectors", source, "--output-dir", str(tmp_path / "with")])
+    assert f"of 200 tokens begin with word vectors of {source}" in begun["stdout"]
+    first, other = (run["evaluations"][0] for run in (begun, without))
+    assert first["step"] == other["step"] == 0 and first["losses"] != other["losses"]
+
+
+def test_a_run_with_word_vectors_resumes(source: str, program: Callable[..., dict], tmp_path: Path) -> None:
+    flags, vectors = [*small_run(tmp_path), "--config-overrides", TINY["rnng"]], ["--word-vectors", source]
+    whole = program("train_rnng", [*flags, *vectors, "--output-dir", str(tmp_path / "whole")])
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
     again = [*flags, "--output-dir", str(tmp_path / "cut")]
-    refused("word_vectors", program, script, again)
-    resumed = program(script, [*again, *vectors])
+    refused("word_vectors", program, "train_rnng", again)
+    resumed = program("train_rnng", [*again, *vectors])
     assert resumed["evaluations"][-1]["losses"] == whole["evaluations"][-1]["losses"]
+
+
+def small_run(folder: Path) -> list[str]:
+    """Flags of a run of four steps on trees, with 200 pieces."""
+    files = sample_files(folder, "trees", train=40, valid=8)
+    flags = ["--train-files", files["train"], "--validation-files", files["valid"]]
+    flags += ["--tokenizer-type", "bpe", "--tokenizer-vocab-size", "200", "--per-device-train-batch-size", "4"]
+    return [*flags, "--max-train-steps", "4", "--checkpointing-steps", "2"]
 
 
 def test_a_source_without_vectors_of_the_words_is_refused(source: str) -> None:

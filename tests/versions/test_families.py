@@ -1,7 +1,8 @@
 """All families with the installed transformers: the numbers are those of the pinned version, with and without hf_synlm.
 
-The suite is short, so that every version of transformers can have it: `.ci/run` runs it with the newest one, and the
-workflow every night with the oldest, too. `python -m tests.versions.test_families` writes the numbers anew.
+The suite is short, so that every version of transformers can have it: `.ci/run` runs it with the newest one if that is
+not the pinned one, and the workflow every night with the oldest, too. `python -m tests.versions.test_families` writes
+the numbers anew.
 """
 
 import functools

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from hf_synlm.core.losses import share_of
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import LABEL_PADDING
+from hf_synlm.data.gold_trees import which_joined
 from hf_synlm.data.parsed import ParsedSentence
-from hf_synlm.data.punctuation import stands_joined
 from hf_synlm.data.text import plural
 from hf_synlm.data.vocabulary import word_final_ids
 from hf_synlm.evaluation.text.perplexity import perplexity_of
@@ -37,6 +37,7 @@ from hf_synlm.training.tasks.tree_batches import (
     collect_labels,
     encode_treebanks,
     load_trees,
+    row_to_sentence,
 )
 from hf_synlm.training.tasks.tree_evaluation import score_parses, spread
 from hf_synlm.training.tasks.word_tokenizers import load_or_make_tokenizer
@@ -152,8 +153,8 @@ class GrammarRecipe(TreebankRecipe):
         }
         model, source = super().load(), self.model_arguments.word_vectors
         if source is not None:
-            rows = self.examples.table.select_columns(["words", "tags", "joined"])
-            marked = ((row["words"], row["joined"] or stands_joined(row["words"], row["tags"])) for row in rows)
+            sentences = map(row_to_sentence, self.examples.table)
+            marked = ((sentence.words, which_joined(sentence)) for sentence in sentences)
             count = take_word_vectors(model, self.tokenizer, source, marked)
             self.accelerator.print(f"{count:,} of {len(self.tokenizer):,} tokens begin with word vectors of {source}")
         return model
