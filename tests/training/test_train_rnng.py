@@ -223,6 +223,7 @@ def test_lora_on_a_decoder_gives_an_adapter(corpus, decoder: str, program, capsy
         ([*lora, "--lora-target-modules", "w"], "'w'"),
         ([*more, "--lora-r", "3"], "Pass --lora-r 2"),
         ([*more, "--lora-r", "2", "--lora-alpha", "3"], "adapter decides"),
+        (["--model-name-or-path", str(tmp_path / "merged" / "model"), "--lora-r", "2"], "no LoRA. Leave --lora-r out"),
     ):
         refused(named, program, "train_tree_lm", backbone_flags(corpus, decoder, tmp_path / "wrong", *flags))
 
