@@ -16,7 +16,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from transformers import GPT2Config
 
+from hf_synlm import TreeLMConfig
 from hf_synlm.training.engine import checkpoints
 from hf_synlm.training.engine.run import Run
 from tests.helpers import finetuning
@@ -187,21 +189,23 @@ def test_runs_older_than_the_style_of_text_resume(old: dict[str, Any], is_same: 
 
 
 def test_runs_of_another_version_of_transformers_resume(tmp_path: Path) -> None:
-    old, new = (
-        {
-            "config": {
-                "transformers_version": version,
-                "backbone_config": {"transformers_version": version, "both": None, **only},
-            }
-        }
-        for version, only in (("5.23.0", {"old_field": 1}), ("5.24.0", {"new_field": {"size": 2}}))
-    )
-    (tmp_path / checkpoints.STATE_FILE).write_text(
-        json.dumps(dataclasses.asdict(checkpoints.TrainingState(step=3, settings=old)))
-    )
-    assert checkpoints.read_state(tmp_path, new).step == 3
-    new["config"]["backbone_config"]["both"] = {"size": 2}
-    refused("backbone_config.both.size", checkpoints.read_state, tmp_path, new)
+    config = TreeLMConfig(backbone_config=GPT2Config(n_layer=1, n_head=1, n_embd=8)).to_dict()
+    old, new = json.loads(json.dumps({"config": config})), {"config": config}
+    old["config"]["transformers_version"] = "5.0.0"
+    del old["config"]["backbone_config"]["scale_attn_weights"]
+    old["config"]["backbone_config"]["dropped"] = {"size": 1}
+
+    def read(settings: dict[str, Any]) -> checkpoints.TrainingState:
+        state = checkpoints.TrainingState(step=3, settings=old)
+        (tmp_path / checkpoints.STATE_FILE).write_text(json.dumps(dataclasses.asdict(state)))
+        return checkpoints.read_state(tmp_path, settings)
+
+    assert read(new).step == 3
+    other = {"config": {**config, "backbone_config": {**config["backbone_config"], "n_layer": 2}}}
+    refused("backbone_config.n_layer 1 .now 2", read, other)
+    refused("backbone_config.n_layer 1 .now None", read, {"config": {**config, "backbone_config": None}})
+    old["config"]["transformers_version"] = config["transformers_version"]
+    refused("dropped.size 1.*scale_attn_weights None .now True", read, new)
 
 
 def test_older_runs_are_told_their_size_and_keep_the_names_of_rates(tmp_path: Path) -> None:

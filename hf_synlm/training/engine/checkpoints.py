@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -29,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model as load_weights, save_model as save_weights
 from transformers import PreTrainedTokenizerBase
 
-from hf_synlm.data.files import PARTIAL_SUFFIX, folder_writer, remove_folder, write_json
+from hf_synlm.data.files import PARTIAL_SUFFIX, folder_writer, read_json, remove_folder, write_json
 from hf_synlm.data.text import NATURAL
 from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.hub.checkpoint import STATE_FILE
@@ -37,7 +38,8 @@ from hf_synlm.training.engine.run import Run, TrainingState
 
 BEST_FILE = "best_model.safetensors"
 WEIGHTS_FILE = "model.safetensors"
-_BACKBONE = "config.backbone_config."
+_VERSION = "config.transformers_version"
+_FIELD_OF_NESTED = re.compile(r"config\.(backbone|encoder)_config\.\w+")
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints
@@ -87,7 +89,7 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, 
 
 def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     """Read the state of a checkpoint; settings that differ from those of this run are refused by name."""
-    state = TrainingState(**json.loads((folder / STATE_FILE).read_text(encoding="utf-8")))
+    state = TrainingState(**read_json(folder / STATE_FILE))
     old, new = _flat(state.settings), _flat(plain_settings(settings))
     # Before this field existed, classifiers had 1, and others nothing that it weighs.
     if (weight := "config.objective_weight") in new:
@@ -96,11 +98,10 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     if new.get(style := "config.text_style") != NATURAL and old.get(style) is None:
         old[style] = new.get(style)
     # A version of transformers is no setting, nor are fields of a backbone's configuration that only one version has.
-    unequal = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    other_version = f"{_BACKBONE}transformers_version" in unequal
-    of_version = _backbone_fields(old) ^ _backbone_fields(new) if other_version else set()
-    names = [name for name in unequal if not _backbone_fields([name]) & of_version]
-    names = [name for name in names if not name.endswith(".transformers_version")]
+    fields = _nested_fields(old), _nested_fields(new)
+    of_version = fields[0] ^ fields[1] if all(fields) and old.get(_VERSION) != new.get(_VERSION) else set()
+    unequal = [name for name in {**old, **new} if old.get(name) != new.get(name) and name != _VERSION]
+    names = [name for name in unequal if not _nested_fields([name]) & of_version]
     changed = [f"{name} {old.get(name)!r} (now {new.get(name)!r})" for name in names]
     if changed:
         sizes = " (an older run without a size: --model-preset gpst-small)" * ("config.hidden_size" in names)
@@ -111,9 +112,9 @@ def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     return state
 
 
-def _backbone_fields(names: Iterable[str]) -> set[str]:
-    """Fields of the configuration of a backbone, among flat names of settings."""
-    return {name.removeprefix(_BACKBONE).partition(".")[0] for name in names if name.startswith(_BACKBONE)}
+def _nested_fields(names: Iterable[str]) -> set[str]:
+    """Fields of the configuration of a backbone or an encoder, among flat names of settings."""
+    return {field[0] for field in map(_FIELD_OF_NESTED.match, names) if field}
 
 
 def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
