@@ -141,7 +141,7 @@ def encode_joined(
     Raises:
         ValueError: the tokenizer puts a space before every text.
     """
-    strings = [list(_strings(words, marks)) for words, marks in zip(sentences, joined, strict=True)]
+    strings = [list(joined_strings(words, marks)) for words, marks in zip(sentences, joined, strict=True)]
     distinct = list(dict.fromkeys(string for row in strings for string in row))
     pieces = dict(zip(distinct, cut_texts(tokenizer, ["".join(string) for string in distinct]), strict=True))
     groups = {string: _by_word(string, *pieces[string]) for string in distinct}
@@ -157,7 +157,7 @@ def encode_joined(
     return encoded
 
 
-def _strings(words: Sequence[str], joined: Sequence[bool]) -> Iterator[tuple[str, ...]]:
+def joined_strings(words: Sequence[str], joined: Sequence[bool]) -> Iterator[tuple[str, ...]]:
     """The words in groups that touch, as they are spelled; a space before a group belongs to its first word."""
     starts = [place for place, mark in enumerate(joined) if not (mark and place)]
     for start, stop in pairwise([*starts, len(words)]):

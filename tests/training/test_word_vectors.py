@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import ByteLevelBPETokenizer
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from hf_synlm.data.vocabulary import subword_tokenizer
+from hf_synlm.data.gold_trees import which_joined
+from hf_synlm.data.treebank import read_treebank
+from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
+from hf_synlm.training.tasks import treebank_recipe
 from hf_synlm.training.tasks.word_vectors import take_word_vectors
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import TINY, cut_off, sample_files
@@ -83,6 +87,17 @@ def test_pieces_begin_with_the_means_of_their_letters(size: int, source: str) ->
     torch.testing.assert_close(products / products.trace(), expected / expected.trace(), rtol=1e-3, atol=1e-5)
 
 
+def test_a_model_of_ordinary_text_reads_it_as_the_source_does(source: str) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+    vectors = GPT2LMHeadModel.from_pretrained(source).get_input_embeddings().weight
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=12, n_layer=1, n_head=1))
+    model.config.text_style = "natural"
+    used = sorted({piece for ids in tokenizer(TEXTS)["input_ids"] for piece in ids})
+    assert take_word_vectors(model, tokenizer, source, SENTENCES) == len(used)
+    found, wanted = (torch.pdist(table[used]) for table in (model.get_input_embeddings().weight, vectors))
+    torch.testing.assert_close(found / found.norm(), wanted / wanted.norm())
+
+
 @pytest.mark.parametrize(
     ("script", "architecture", "size"),
     [
@@ -104,14 +119,29 @@ def test_a_run_begins_with_word_vectors(
     assert first["step"] == other["step"] == 0 and first["losses"] != other["losses"]
 
 
-def test_a_run_with_word_vectors_resumes(source: str, program: Callable[..., dict], tmp_path: Path) -> None:
-    flags, vectors = [*small_run(tmp_path), "--config-overrides", TINY["rnng"]], ["--word-vectors", source]
-    whole = program("train_rnng", [*flags, *vectors, "--output-dir", str(tmp_path / "whole")])
+def test_a_run_with_word_vectors_resumes(
+    source: str, program: Callable[..., dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the vectors already: the folder of the source may have moved, and is not read."""
+    flags, read = [*small_run(tmp_path), "--config-overrides", TINY["rnng"]], []
+
+    def spy(model, tokenizer, name, sentences):
+        read.extend(sentences)
+        return take_word_vectors(model, tokenizer, name, read)
+
+    monkeypatch.setattr(treebank_recipe, "take_word_vectors", spy)
+    whole = program("train_rnng", [*flags, "--word-vectors", source, "--output-dir", str(tmp_path / "whole")])
+    trees = read_treebank(flags[1])
+    assert read == [(tree.words, which_joined(tree)) for tree in trees] and any(any(marks[1:]) for _, marks in read)
     cut_off(tmp_path / "whole", tmp_path / "cut", 2)
     again = [*flags, "--output-dir", str(tmp_path / "cut")]
-    refused("word_vectors", program, "train_rnng", again)
-    resumed = program("train_rnng", [*again, *vectors])
+    refused("word_vectors 'source'", program, "train_rnng", again)
+    monkeypatch.setattr(treebank_recipe, "take_word_vectors", None)
+    (tmp_path / "moved").mkdir()
+    moved = str(Path(source).rename(tmp_path / "moved" / "source"))
+    resumed = program("train_rnng", [*again, "--word-vectors", f"{moved}/"])
     assert resumed["evaluations"][-1]["losses"] == whole["evaluations"][-1]["losses"]
+    assert "word vectors began with those of source; " in (tmp_path / "cut" / "model" / "README.md").read_text()
 
 
 def small_run(folder: Path) -> list[str]:
@@ -122,12 +152,19 @@ def small_run(folder: Path) -> list[str]:
     return [*flags, "--max-train-steps", "4", "--checkpointing-steps", "2"]
 
 
-def test_a_source_without_vectors_of_the_words_is_refused(source: str) -> None:
+def test_sources_without_vectors_of_the_words_are_refused(source: str, tmp_path: Path) -> None:
     tokenizer = subword_tokenizer([words for words, _ in SENTENCES], 40, min_frequency=1)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=4, n_layer=1, n_head=1))
-    refused("has no vectors for the words", take_word_vectors, model, tokenizer, source, [(("e",), (True,))])
-    grammar = str(Path(__file__).parents[2] / "model_cards" / "pcfg-mini")
+    word_tokenizer([["\u4f60", "\u597d"]]).save_pretrained(source)  # to it, all other words are one unknown word
+    refused("has no vectors for the words", take_word_vectors, model, tokenizer, source, SENTENCES)
+    cards = Path(__file__).parents[2] / "model_cards"
+    grammar, adapter = str(cards / "pcfg-mini"), str(cards / "tree-lm-smollm2")
     refused("cannot be loaded as a model", take_word_vectors, model, tokenizer, grammar, SENTENCES)
+    refused("is an adapter without word vectors", take_word_vectors, model, tokenizer, adapter, SENTENCES)
+    file = Path(source) / "model.safetensors"
+    weights = {name: tensor for name, tensor in load_file(file).items() if "wte" not in name}
+    save_file(weights, file, {"format": "pt"})
+    refused("its files lack the word vectors", take_word_vectors, model, tokenizer, source, SENTENCES)
 
 
 def test_word_vectors_are_refused_beside_a_trained_model(

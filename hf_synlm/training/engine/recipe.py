@@ -110,6 +110,10 @@ class Recipe(ABC):
         run's seed.
         """
 
+    def begin(self, model: PreTrainedModel) -> None:
+        """Change an untrained model before its first step; a run that resumes has the change in its checkpoint."""
+        return
+
     def fingerprints(self) -> tuple[Any, Any]:
         """Fingerprints of the training and of the validation data."""
         return self.examples.fingerprint(), self.held_out.fingerprint()

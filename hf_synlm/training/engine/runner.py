@@ -109,7 +109,9 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
     )
     set_up_layers(model, arguments, recipe.layers_to_compile(model))
     settings = {**course_settings(arguments, model.config, accelerator, recipe.tokenizer), **recipe.settings(model)}
-    if checkpoint is not None:
+    if checkpoint is None:
+        recipe.begin(model)
+    else:
         read_state(checkpoint, settings)  # refuses other settings
     run = Run(accelerator, arguments, *recipe.prepare(model), TrainingState())
     _start_tracking(accelerator, recipe.program, *parsed)

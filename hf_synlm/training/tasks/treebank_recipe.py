@@ -25,6 +25,7 @@ from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_en
 from hf_synlm.hub.abilities import declared, tree_codec
 from hf_synlm.training.arguments.base import refuse
 from hf_synlm.training.arguments.treebank import EvaluationArguments, GrammarModelArguments, TreeDataArguments
+from hf_synlm.training.engine.export import model_name
 from hf_synlm.training.engine.final_report import REPORT_REMEDY, report_saved_model
 from hf_synlm.training.engine.recipe import Recipe, Splits
 from hf_synlm.training.engine.run import Run, new_or_pretrained
@@ -130,7 +131,7 @@ def add_perplexities(totals: dict[str, float]) -> dict[str, float]:
 class GrammarRecipe(TreebankRecipe):
     """Train on gold trees by teacher forcing, or a baseline on their words; the best validation loss wins."""
 
-    repeated = "max_batch_actions batch_group_size evaluation_steps word_vectors"
+    repeated = "max_batch_actions batch_group_size evaluation_steps"
     needs_whole = "the search"
     model_arguments: GrammarModelArguments
     evaluation: EvaluationArguments
@@ -143,7 +144,7 @@ class GrammarRecipe(TreebankRecipe):
             refuse(self.evaluation, names, f"but {self.model_arguments.architecture} has no trees")
 
     def load(self) -> PreTrainedModel:
-        """Read the trees, and those of the report; make or load tokenizer and model, with word vectors of another."""
+        """Read the trees, and those of the report; make or load tokenizer and model."""
         files = self.data.test_files[:1] if self.evaluation.final_report else []
         if self.evaluation.final_report and not files:
             self.accelerator.print("--final-report: there is none without --test-files")
@@ -151,13 +152,21 @@ class GrammarRecipe(TreebankRecipe):
             name: load_treebank(file, name, REPORT_SENTENCES, remedy=REPORT_REMEDY, **self.data.reading)
             for file, name in product(files, self.evaluation.report_punctuation)
         }
-        model, source = super().load(), self.model_arguments.word_vectors
+        return super().load()
+
+    def begin(self, model: PreTrainedModel) -> None:
+        """Take the word vectors of another model."""
+        source = self.model_arguments.word_vectors
         if source is not None:
             sentences = map(row_to_sentence, self.examples.table)
             marked = ((sentence.words, which_joined(sentence)) for sentence in sentences)
             count = take_word_vectors(model, self.tokenizer, source, marked)
             self.accelerator.print(f"{count:,} of {len(self.tokenizer):,} tokens begin with word vectors of {source}")
-        return model
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Which model's word vectors the run began with, by its name alone: a folder may move."""
+        source = self.model_arguments.word_vectors
+        return {**super().settings(model), "word_vectors": source and model_name(source)}
 
     def make_model(self, labels: list[str]) -> PreTrainedModel:
         """Make an untrained model, or load the one to continue from; the tokenizer tells which tokens end a word."""
@@ -275,7 +284,7 @@ class GrammarRecipe(TreebankRecipe):
     def procedure(self, run: Run, read: str = "") -> str:
         """Steps, word vectors, sentences and seed."""
         source = self.model_arguments.word_vectors
-        begun = f"word vectors began with those of {source}, " if source else ""
+        begun = f"word vectors began with those of {model_name(source)}; " if source else ""
         return super().procedure(run, f"{begun}{self._num_sentences(run)} sentences read, ")
 
     def _num_sentences(self, run: Run) -> int:

@@ -2,17 +2,22 @@
 """Word vectors of a large model, with which a small model of other pieces begins."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_synlm.data.collate import cut_texts
+from hf_synlm.data.collate import cut_texts, joined_strings
 from hf_synlm.data.punctuation import spell
-from hf_synlm.hub.checkpoint import one_line_errors
+from hf_synlm.data.text import NATURAL
+from hf_synlm.hub.checkpoint import is_adapter, one_line_errors
 from hf_synlm.hub.loading import load_tokenizer
+
+_AT_ONCE = 10_000  # sentences whose characters are in memory at a time
 
 
 @torch.no_grad()
@@ -31,7 +36,7 @@ def take_word_vectors(
 
     Args:
         model: untrained.
-        tokenizer: its tokenizer; it reads the words with spaces between them.
+        tokenizer: its tokenizer, which reads the words as the model's `text_style` says.
         source: folder or Hub name of a model with a fast tokenizer.
         sentences: words of treebanks, and which of them have no space before them in text.
 
@@ -39,24 +44,24 @@ def take_word_vectors(
         The number of pieces that got a vector.
 
     Raises:
-        ValueError: `source` cannot be loaded, or has no vectors for at least two pieces.
+        ValueError: `source` cannot be loaded, or knows fewer than two pieces of the words.
 
     Cost: O(characters + V E^2) for V pieces and vectors of size E.
     """
-    words, joined = zip(*sentences, strict=True)
-    texts = [_as_text(*sentence) for sentence in zip(words, joined, strict=True)]
-    own, table = _owners(tokenizer, [" ".join(sentence) for sentence in words]), model.get_input_embeddings().weight
     vectors, other_tokenizer = _load_vectors(source), load_tokenizer(source)
     if not other_tokenizer.is_fast:
         raise ValueError(f"{source!r} has no fast tokenizer, which word vectors need. Name another model.")
-    others = _owners(other_tokenizer, texts)[list(_places(chain.from_iterable(words)))]
-    known = (own >= 0) & (others >= 0) & (others < len(vectors))
-    pairs = torch.from_numpy(np.stack([own, others])[:, known])
-    if len(pairs[0].unique()) < 2:
+    table, rest = model.get_input_embeddings().weight, iter(sentences)
+    is_natural = getattr(model.config, "text_style", None) == NATURAL
+    table_of = partial(torch.sparse_coo_tensor, size=(len(table), len(vectors)), check_invariants=True)
+    counts = table_of(torch.empty(2, 0, dtype=torch.long), torch.empty(0))
+    while some := list(islice(rest, _AT_ONCE)):
+        own, others = _owners_of_both(tokenizer, other_tokenizer, some, is_natural)
+        known = (own >= 0) & (others >= 0) & (others < len(vectors)) & (others != other_tokenizer.unk_token_id)
+        pairs = torch.from_numpy(np.stack([own, others])[:, known])
+        counts = (counts + table_of(pairs, torch.ones(pairs.shape[1]))).coalesce()
+    if min(len(side.unique()) for side in counts.indices()) < 2:
         raise ValueError(f"{source!r} has no vectors for the words of the training sentences. Name another model.")
-    counts = torch.sparse_coo_tensor(
-        pairs, torch.ones(pairs.shape[1]), (len(table), len(vectors)), check_invariants=True
-    ).coalesce()
     number = counts.sum(1).to_dense()
     seen = number > 0
     means = torch.sparse.mm(counts, vectors)[seen] / number[seen, None]
@@ -71,13 +76,31 @@ def take_word_vectors(
 
 def _load_vectors(source: str) -> Tensor:
     """The table of words of a model, in float32."""
+    if is_adapter(Path(source)):
+        raise ValueError(f"{source!r} is an adapter without word vectors. Name its backbone.")
     with one_line_errors(source, "model"):
-        return AutoModel.from_pretrained(source, dtype="auto").get_input_embeddings().weight.float()
+        model, info = AutoModel.from_pretrained(source, dtype="auto", output_loading_info=True)
+        table = model.get_input_embeddings().weight
+        if any(parameter is table and name in info["missing_keys"] for name, parameter in model.named_parameters()):
+            raise ValueError("its files lack the word vectors. Name a complete model.")
+        return table.float()
 
 
-def _as_text(words: Sequence[str], joined: Sequence[bool]) -> str:
-    """The words as ordinary text spells them and puts spaces between them."""
-    return "".join(spell(word) if joins else f" {spell(word)}" for word, joins in zip(words, joined, strict=True))
+def _owners_of_both(
+    tokenizer: PreTrainedTokenizerBase,
+    other: PreTrainedTokenizerBase,
+    sentences: Sequence[tuple[Sequence[str], Sequence[bool]]],
+    is_natural: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each character of the words the first piece that covers it, of both tokenizers (-1: none).
+
+    The second one reads the words as ordinary text spells them; the first one too, or with spaces between them.
+    """
+    words = [sentence for sentence, _ in sentences]
+    texts = ["".join(chain.from_iterable(joined_strings(*sentence))) for sentence in sentences]
+    places = list(_places(chain.from_iterable(words)))
+    own = _owners(tokenizer, texts)[places] if is_natural else _owners(tokenizer, [" ".join(row) for row in words])
+    return own, _owners(other, texts)[places]
 
 
 def _places(words: Iterable[str]) -> Iterator[int]:
