@@ -166,7 +166,7 @@ class ParseOutput(ModelOutput):
             For example `((fruit flies) (like (a banana)))`, or with labels `(S (NP the cat) (VP sleeps))`.
 
         Raises:
-            ValueError: for unknown sentences or hypotheses, and when the number of words does not fit.
+            ValueError: the number of words does not fit.
         """
         offset, length = self.offsets[sentence], self.lengths[sentence]
         spans = [(i - offset, j - offset) for i, j in self.spans[sentence][hypothesis]]

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from hf_synlm.data.brackets import brackets_to_labeled_spans, brackets_to_spans, unescape_word
 from hf_synlm.data.dependencies import has_content, is_conllu
 from hf_synlm.data.text import PathLike, errors_at, read_lines_beside
@@ -130,7 +132,8 @@ class ParsedSentence:
             same = found.setdefault((over_words, labels), [])
             if output.log_probs is not None:
                 same.append(float(output.log_probs[sentence, rank]))
-        trees = [Hypothesis(*tree, _log_sum(values) if values else None) for tree, values in found.items()]
+        sums = [float(np.logaddexp.reduce(values)) if values else None for values in found.values()]
+        trees = [Hypothesis(*tree, log_prob) for tree, log_prob in zip(found, sums, strict=True)]
         log_probs = None
         if output.token_log_probs is not None:
             row = output.token_log_probs[sentence].cpu().double().tolist()
@@ -242,16 +245,7 @@ def posteriors(sentence: ParsedSentence) -> list[float] | None:
     known = [value for value in log_probs if value is not None]
     if len(known) != len(log_probs) or max(known, default=-math.inf) == -math.inf:
         return None
-    weights = [math.exp(value - max(known)) for value in known]
-    return [weight / math.fsum(weights) for weight in weights]
-
-
-def _log_sum(values: Sequence[float]) -> float:
-    """Log of the sum of exp(values)."""
-    largest = max(values)
-    if len(values) == 1 or largest == -math.inf:
-        return largest
-    return largest + math.log(math.fsum(math.exp(value - largest) for value in values))
+    return np.exp(known - np.logaddexp.reduce(known)).tolist()
 
 
 def as_treebank_sentence(parsed: ParsedSentence, source: str) -> TreebankSentence:

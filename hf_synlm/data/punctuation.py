@@ -15,13 +15,14 @@ from hf_synlm.data.treebank import PUNCTUATION_TAGS, SYMBOL_TAGS, UNIVERSAL_WORD
 
 logger = logging.getLogger(__name__)
 
-_ESCAPES = frozenset("-LRB- -RRB- -LSB- -RSB- -LCB- -RCB-".split())
+BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
+"""How the Penn Treebank writes brackets."""
+BRACKET_OF = {escape: bracket for bracket, escape in BRACKETS.items()}
 # What Unicode calls punctuation and treebanks call words, and the other way round.
 _WORDS, _MARKS = frozenset("%‰&@#*/\\§¶†‡％＆＠＃＊／"), frozenset("`´¨<>|^~～")
 # Marks at the edge of a word; inside a word (don't, 3.5, well-known) they stay.
 _EDGE_PUNCTUATION = re.compile(r"(?<!\w)[^\w\s]+|[^\w\s]+(?!\w)")
-_SPELLED = {"LRB": "(", "RRB": ")", "LSB": "[", "RSB": "]", "LCB": "{", "RCB": "}"}
-_ESCAPED = re.compile(r"-([LR][RSC]B)-", re.IGNORECASE)
+_ESCAPED = re.compile(r"-[LR][RSC]B-", re.IGNORECASE)
 _CLOSING = frozenset(", . ; : ? ! % ) ] } ” … ... .. ° ′ ″ '' ® ™ ?! !! ??".split())
 _OPENING = frozenset("( [ { “ ‘ `` ` $ £ € # US$ C$ A$".split())
 _CLITIC = re.compile(r"(n['’]t|['’](s|re|ve|ll|d|m))", re.IGNORECASE)
@@ -59,8 +60,8 @@ def keep_words(words: Sequence[str], tags: Sequence[str], punctuation: Punctuati
 def is_punctuation(word: str) -> bool:
     """Whether a word consists of punctuation marks, or is an escape of one, such as -LRB-."""
     # A single ' is a possessive as often as a quotation mark.
-    if word in _ESCAPES or word in ("'", "’") or _WORDS.issuperset(word):
-        return word in _ESCAPES
+    if word in BRACKET_OF or word in ("'", "’") or _WORDS.issuperset(word):
+        return word in BRACKET_OF
     return all(unicodedata.category(character).startswith("P") or character in _MARKS for character in word)
 
 
@@ -121,7 +122,7 @@ def check_tags(tags: Mapping[str, int], remedy: str) -> int:
 
 def spell(word: str) -> str:
     r"""A word of a treebank as text has it: brackets for -LRB- ..., \" for `` and '', / for \\/."""
-    word = _ESCAPED.sub(lambda found: _SPELLED[found[1].upper()], word)
+    word = _ESCAPED.sub(lambda found: BRACKET_OF[found[0].upper()], word)
     return '"' if word in ("``", "''") else word.replace("\\/", "/").replace("\\*", "*")
 
 

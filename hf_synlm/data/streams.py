@@ -121,7 +121,7 @@ class StreamRows:
         complete: leave nothing out at the end.
 
     Raises:
-        ValueError: there are fewer predictions than rows, or `offset` is more than the remainder.
+        ValueError: there are fewer predictions than rows.
     """
 
     def __init__(self, stream: TokenStream, num_rows: int, *, offset: int = 0, complete: bool = False):
@@ -145,9 +145,6 @@ class StreamRows:
             right before one of the columns; half-open in columns, the begin is negative where it lies in an earlier
             segment) if the stream has them. Spans that begin before their row does are left out: no state has read
             their words.
-
-        Raises:
-            ValueError: column `start` does not exist.
         """
         rows = range(self.num_rows) if rows is None else rows
         columns = np.arange(start, min(start + length, self.length))

@@ -248,6 +248,12 @@ def num_model_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(needed, *(index + 1 for index in tokenizer.get_added_vocab().values()), 0)
 
 
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int, remedy: str) -> None:
+    """Raise ValueError with a remedy if a tokenizer has more tokens than a model."""
+    if (count := num_model_tokens(tokenizer)) > vocab_size:
+        raise ValueError(f"The tokenizer has {count} tokens and the model {vocab_size}. {remedy}")
+
+
 def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> PreTrainedTokenizerBase:
     """Load a tokenizer and add the special tokens that a syntactic language model needs.
 
@@ -261,7 +267,8 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
         **kwargs: for `AutoTokenizer.from_pretrained`, e.g. `padding_side="right"`.
 
     Returns:
-        The tokenizer; the model's `vocab_size` is its `len()`, its token ids are those of `special_token_ids`.
+        The tokenizer; the model's `vocab_size` is its `len()`, its token ids those of
+        `GPSTConfig.from_tokenizer`.
 
     Raises:
         ValueError: it is not a fast tokenizer, or its ids are not 0 to `len()` - 1, the rows of an embedding.
@@ -310,28 +317,6 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike
     for name in ("is_local", "local_files_only"):
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(folder)
-
-
-def special_token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
-    """Collect the fields of a configuration that depend on the tokenizer.
-
-    Args:
-        tokenizer: a tokenizer of this module.
-
-    Returns:
-        `vocab_size`, `bos_token_id`, `eos_token_id`, `pad_token_id`, `cls_token_id`, `sep_token_id` and
-        `reduce_token_id`.
-
-    Raises:
-        ValueError: one of these tokens is missing.
-    """
-    names = (f"{role}_token_id" for role in ("bos", "eos", "pad", "cls", "sep"))
-    ids = {name: getattr(tokenizer, name) for name in names}
-    ids["reduce_token_id"] = tokenizer.get_vocab().get(REDUCE_TOKEN)
-    missing = [name for name, value in ids.items() if value is None]
-    if missing:
-        raise ValueError(f"the tokenizer has no {', '.join(missing)}. Load it with load_tokenizer, which adds these")
-    return {"vocab_size": len(tokenizer), **ids}
 
 
 def add_classification_template(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -156,7 +156,7 @@ def write_report(path: PathLike, document: str, table: str) -> tuple[Path, Path]
     return path, beside
 
 
-def check_report(path: Path, overwrite: bool = False) -> Path:
+def check_report(path: Path, overwrite: bool) -> Path:
     """Check, before anything is computed, that a result can be written."""
     if path.suffix.lower() != ".json":
         raise ValueError(f"{path} does not end in .json, but results are JSON. Choose a name that ends in .json")

@@ -2,6 +2,7 @@
 """Saved models of unknown origin: what their files say about them, read without torch. Nothing here runs their code."""
 
 import difflib
+import math
 import os
 import pickle
 import re
@@ -29,6 +30,8 @@ ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
 _REFERENCE = re.compile(r"([\w.-]+/[\w.-]+--)?\w+\.\w+")
 # A line that imports this package, also one in `try`.
 _OF_PACKAGE = re.compile(r"^\s*(from|import)\s+hf_synlm\b", re.MULTILINE)
+# Of RNNG, batch normalizers and sparse PCFGs.
+_BUFFERS = ("word_final", "running_mean", "running_var", "num_batches_tracked", ".rules")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 # What `from_pretrained` raises for files that are damaged, or something else than they claim to be.
 _DAMAGED = (OSError, RuntimeError, TypeError, KeyError, AttributeError, ValueError)
@@ -62,6 +65,11 @@ def stored_tensors(folder: str | os.PathLike) -> dict[str, StoredTensor]:
                 f"{str(file)!r} is truncated or is not a safetensors file ({error}). Download it again."
             ) from error
     return tensors
+
+
+def num_parameters(tensors: Mapping[str, StoredTensor]) -> int:
+    """How many numbers of stored tensors are parameters, not buffers."""
+    return sum(math.prod(part.shape) for name, part in tensors.items() if not name.endswith(_BUFFERS))
 
 
 def loaded_tensors(name: str, revision: str | None = None) -> dict[str, StoredTensor]:

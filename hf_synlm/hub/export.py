@@ -19,7 +19,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrain
 
 from hf_synlm.core.configuration_base import NEWEST_TRANSFORMERS, OLDEST_TRANSFORMERS, position_limit
 from hf_synlm.data.files import check_target, folder_writer, read_json
-from hf_synlm.data.tokenizers import num_model_tokens, save_tokenizer
+from hf_synlm.data.tokenizers import check_vocabulary, save_tokenizer
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card
 from hf_synlm.hub.checkpoint import (
     INDEX_FILE,
@@ -185,12 +185,8 @@ def check_tokenizer_of(folder: str | os.PathLike) -> None:
 
 def check_same_tokens(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ValueError if the tokenizer has more tokens than the model, or other special tokens."""
-    count = num_model_tokens(tokenizer)
-    if count > config.vocab_size:
-        raise ValueError(
-            f"The tokenizer has {count} tokens and the model {config.vocab_size}. "
-            "Call model.resize_token_embeddings, or pass the tokenizer that the model was trained with."
-        )
+    remedy = "Call model.resize_token_embeddings, or pass the tokenizer that the model was trained with."
+    check_vocabulary(tokenizer, config.vocab_size, remedy)
     for name in SPECIAL_IDS:
         of_model, of_tokenizer = getattr(config, name, None), getattr(tokenizer, name, None)
         if of_model is not None and of_tokenizer is not None and of_model != of_tokenizer:

@@ -14,9 +14,11 @@ from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 from hf_synlm.data.files import CONFIG_FILE, find_model, read_json
 from hf_synlm.hub.checkpoint import (
     SPECIAL_IDS,
+    StoredTensor,
     check_code,
     check_model_source,
     code_repositories,
+    num_parameters,
     one_line_errors,
     pickled_files,
     stored_tensors,
@@ -25,7 +27,6 @@ from hf_synlm.hub.flatten import flat_files, outdated_code
 
 _SIZES = ("vocab_size", "max_position_embeddings", "scoring_num_beams", "action_beam_size", "num_labels")
 _CARD_FIELDS = ("license", "language", "pipeline_tag", "datasets", "tags")
-_BUFFERS = ("word_final", "running_mean", "running_var", "num_batches_tracked")  # saved, and no parameters
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
@@ -50,7 +51,7 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
     check_model_source(name, revision)
     folder = Path(name)
     if folder.is_dir():
-        weights = {tensor: (part.shape, part.dtype) for tensor, part in stored_tensors(folder).items()}
+        weights = stored_tensors(folder)
     else:
         patterns = ["*.json", "*.py", "*.md", "*.txt"]
         with one_line_errors(str(name), "model"):
@@ -58,8 +59,8 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
         weights = _remote_weights(str(name), folder.name)
     config = read_json(folder / CONFIG_FILE)
     counts: dict[str, int] = {}
-    for shape, dtype in weights.values():
-        counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
+    for part in weights.values():
+        counts[part.dtype] = counts.get(part.dtype, 0) + math.prod(part.shape)
     # Without an auto_map, an architecture of transformers brings no code.
     is_stock = config.get("model_type") in CONFIG_MAPPING_NAMES and not config.get("auto_map")
     problems = _problems(folder, bool(weights), is_stock)
@@ -68,7 +69,7 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
         "revision": None if Path(name).is_dir() else folder.name,
         "architecture": next(iter(config.get("architectures") or ()), None),
         "model_type": config.get("model_type"),
-        "num_parameters": sum(math.prod(shape) for name, (shape, _) in weights.items() if not name.endswith(_BUFFERS)),
+        "num_parameters": num_parameters(weights),
         "weights": {dtype: count * _BYTES.get(dtype, 1) for dtype, count in sorted(counts.items())},
         "config": {key: config[key] for key in (*_SIZES, *SPECIAL_IDS) if config.get(key) is not None},
         "adapter_of": (config.get("adapter_of") or {}).get("name"),
@@ -83,14 +84,14 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
     }
 
 
-def _remote_weights(name: str, revision: str) -> dict[str, tuple[tuple[int, ...], str]]:
+def _remote_weights(name: str, revision: str) -> dict[str, StoredTensor]:
     """Shapes and types by name, from the first bytes of the files on the Hub."""
     try:
         found = get_safetensors_metadata(name, revision=revision)
     except (NotASafetensorsRepoError, EntryNotFoundError):
         return {}
     files = found.files_metadata.values()
-    return {key: (tuple(part.shape), part.dtype) for file in files for key, part in file.tensors.items()}
+    return {key: StoredTensor(tuple(part.shape), part.dtype) for file in files for key, part in file.tensors.items()}
 
 
 def _problems(folder: Path, has_weights: bool, is_stock: bool) -> list[str]:
@@ -164,9 +165,6 @@ def shipped_files(architecture: str) -> dict[str, int]:
 
     Returns:
         Number of lines by file name, sorted by name.
-
-    Raises:
-        ValueError: an unknown architecture.
     """
     return {name: len(text.splitlines()) for name, text in flat_files(architecture).items()}
 

@@ -11,18 +11,19 @@ Shapes: B sentences, T tokens, N values that are compared with each other.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
+from hf_synlm.core.hidden_states import state_at_columns
+from hf_synlm.core.losses import widened
 from hf_synlm.recurrent.configuration_distances import SYNTACTIC_DISTANCE_SCOPES
 from hf_synlm.trees.actions import COMP, spans_to_actions
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import Span
 
 Decoder: TypeAlias = Literal["unbiased", "biased"]
-DECODERS = ("unbiased", "biased")
 
 
 def distances_to_spans(distances: Sequence[float], decoder: Decoder = "unbiased") -> list[Span]:
@@ -40,6 +41,8 @@ def distances_to_spans(distances: Sequence[float], decoder: Decoder = "unbiased"
     values = [float(value) for value in distances]
     if not values:
         raise ValueError("There are no distances, because the sentence has no word. Leave empty sentences out.")
+    if decoder not in get_args(Decoder):
+        raise ValueError(f"decoder {decoder!r} is unknown. Choose one of {list(get_args(Decoder))}.")
     if any(value != value for value in values):
         raise ValueError(f"Distance {[value != value for value in values].index(True)} is not a number.")
     length, biased = len(values), decoder == "biased"
@@ -92,6 +95,12 @@ def spans_to_distances(spans: Sequence[Span], num_words: int) -> list[int]:
     return distances
 
 
+def at_columns(values_BTX: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """As `state_at_columns`, for values [B, T, ...] of tokens alone: a column that is skipped has 0."""
+    columns, more = state_at_columns(values_BTX, mask_BT), [1] * (values_BTX.dim() - 2)
+    return columns if mask_BT is None else columns.masked_fill(~mask_BT.view(*mask_BT.shape, *more), 0)
+
+
 def distance_trees(
     distances_BT: Tensor, starts: Sequence[Sequence[int]], decoder: Decoder = "unbiased"
 ) -> list[list[Span]]:
@@ -127,7 +136,7 @@ def ranking_loss(
     """
     if scope not in SYNTACTIC_DISTANCE_SCOPES:
         raise ValueError(f"scope {scope!r} is unknown. Choose one of {list(SYNTACTIC_DISTANCE_SCOPES)}.")
-    predicted = predicted_BT.to(torch.promote_types(predicted_BT.dtype, torch.float32))
+    predicted = widened(predicted_BT)
     if scope == "batch":
         predicted = predicted.t()
     higher = _ordered_pairs(gold_BT, scope, sentence_ids_BT)

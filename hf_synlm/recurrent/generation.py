@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.utils import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
 
+from hf_synlm.core.losses import widened
 from hf_synlm.core.outputs import GeneratedTrees
 from hf_synlm.core.token_batch import check_labels
 from hf_synlm.generation.base import WordGenerationMixin, checked_prompts, word_ends_of
@@ -83,6 +84,8 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         Cost: one step per token from the cached state; for trees one more pass over the text. Beam search with
             `return_dict_in_generate` holds the scores [P * num_beams, V] of all steps until it ends.
         """
+        if structure_mode not in (None, "joint", "marginal"):
+            raise ValueError(f"structure_mode={structure_mode!r} must be 'joint' or 'marginal'")
         checked_prompts(inputs, kwargs)
         return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
 
@@ -168,7 +171,7 @@ class RecurrentGenerationMixin(WordGenerationMixin):
         """Next-token log-probabilities [B, T', V], in float32 or higher, after the columns to keep."""
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = head(features[:, kept])
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        return widened(logits).log_softmax(-1)
 
 
 def _words(new: Tensor, config: Any) -> Tensor:

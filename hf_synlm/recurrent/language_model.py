@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import can_return_tuple
 
@@ -35,7 +36,7 @@ from hf_synlm.core.hidden_states import (
     wanted_states,
     wants_attentions,
 )
-from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of
+from hf_synlm.core.losses import check_shares, linear_cross_entropy, share_of, widened
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode, weight_of
 from hf_synlm.core.outputs import InFieldOrder, ParseOutput, SyntacticClassifierOutput, SyntacticLMOutput
 from hf_synlm.core.rows import next_tokens, tokens_first
@@ -91,7 +92,7 @@ class RecurrentLMOutput(SyntacticLMOutput):
 # ---------------------------------------------------------------------------------------------------- penalties
 def activation_penalty(states: Tensor, mask_BT: Tensor | None) -> Tensor:
     """Mean square of the states [B, T, E] after the tokens (activation regularization, AR)."""
-    squares = states.to(torch.promote_types(states.dtype, torch.float32)).square()
+    squares = widened(states).square()
     return squares.mean() if mask_BT is None else _mean_at(squares, mask_BT)
 
 
@@ -104,7 +105,7 @@ def temporal_activation_penalty(states: Tensor, mask_BT: Tensor | None) -> Tenso
         mask_BT = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
     follows = mask_BT & (mask_BT.cumsum(1) > 1)
     changes = states[:, 1:] - states[:, :-1]
-    return _mean_at(changes.to(torch.promote_types(changes.dtype, torch.float32)).square(), follows[:, 1:])
+    return _mean_at(widened(changes).square(), follows[:, 1:])
 
 
 def _mean_at(values: Tensor, mask_BT: Tensor) -> Tensor:
@@ -393,11 +394,11 @@ class RecurrentLanguageModel(RecurrentGenerationMixin):
             _, scores = self._cross_entropy(self.output_features(output), targets)
             trees = read_trees(output, [[1, *(end + 1 for end in row[:-1])] for row in ends])
         trees = [spread_spans(*pair) for pair in zip(trees, ends, strict=True)]
-        actions = [spans_to_actions(spans, row[-1]) for spans, row in zip(trees, ends, strict=True)]
+        actions = [torch.tensor(spans_to_actions(*pair)) for pair in zip(trees, (row[-1] for row in ends), strict=True)]
         offsets = text.first_B.tolist()
         return ParseOutput(
             spans=[[[(i + x, j + x) for i, j in spans]] for spans, x in zip(trees, offsets, strict=True)],
-            actions=_pad_actions(actions, input_ids.device)[:, None],
+            actions=pad_sequence(actions, True, PAD_ACTION)[:, None].to(input_ids.device),
             log_probs=scores.sum(1, keepdim=True),
             text_log_probs=scores.sum(1),
             token_log_probs=text.at_columns(scores, input_ids.shape[1]),
@@ -425,12 +426,6 @@ def _add_losses(
         share = value * share_of(loss_shares, name)
         result.loss = result.loss + weight * share
         result.losses[name] = share.detach()
-
-
-def _pad_actions(actions: list[list[int]], device: torch.device) -> Tensor:
-    """Action ids [B, A] of rows of unequal length."""
-    width = max(map(len, actions))
-    return torch.tensor([row + [PAD_ACTION] * (width - len(row)) for row in actions], device=device)
 
 
 # ------------------------------------------------------------------------------------------------- classification

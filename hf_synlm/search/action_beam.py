@@ -56,8 +56,7 @@ def take_actions(
     # A hypothesis that does not exist reads nothing: otherwise it would read past the end of the text.
     num_tokens = parents.num_tokens[:, :rows] + ((actions == GEN) & alive[:, :rows])
     nodes = pool.compact(keep, live, parents.nodes[:, :rows])
-    first = machine.push(pool, nodes, num_tokens, tokens=tokens, actions=actions)
-    new = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
+    new = machine.push(pool, nodes, num_tokens, tokens=tokens, actions=actions)
     machine.read(pool, pool.paths(nodes, state.max_length), new, Levels([rows], new.device))
     if active is not None:
         new = torch.where(active[:, None], new, nodes)

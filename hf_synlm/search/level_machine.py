@@ -43,8 +43,8 @@ class LevelMachine(StackMachine):
         vectors: list[Tensor],
         num_tokens: Tensor,
         levels: Levels | None,
-    ) -> int:
-        """Hook: write nodes with their vectors to the pool; returns the id of the first one."""
+    ) -> Tensor:
+        """Hook: write nodes with their vectors to the pool; returns their ids [B, P]."""
 
     def read(self, pool: NodePool, path: Tensor, nodes: Tensor, levels: Levels, predict: bool = True) -> None:
         """Hook: run the layers on nodes [B, P] that follow one another, behind paths [B, R, L] (-1 = no node).
@@ -65,8 +65,8 @@ class LevelMachine(StackMachine):
         tokens: Tensor | None = None,
         actions: Tensor | None = None,
         levels: Levels | None = None,
-    ) -> int:
-        """Take one action from each of R states, or several COMP in a row; returns the id of the first new node.
+    ) -> Tensor:
+        """Take one action from each of R states, or several COMP in a row; returns the ids [B, P] of the new nodes.
 
         Rows that no hypothesis needs may hold any id. `num_tokens` [B] or [B, R] counts the token of this action.
         Without `tokens` all rows take COMP, as often as `levels` say (None = once); with them GEN, or what `actions`

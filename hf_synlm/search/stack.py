@@ -166,8 +166,8 @@ class NodePool:
 
     def append(
         self, nodes: Nodes, *further: torch.Tensor, length: torch.Tensor | None = None, **features: torch.Tensor
-    ) -> int:
-        """Write R nodes after the last one of every sentence; returns the id of the first one, the others follow.
+    ) -> torch.Tensor:
+        """Write R nodes after the last one of every sentence; returns their ids [B, R].
 
         `further` are their links and counts in the order of their names; `length` [B, R] is the number of actions of
         their derivations, None = one more than that of the predecessor. Features that are left out are not set.
@@ -179,7 +179,7 @@ class NodePool:
         torch.stack((*nodes, length, *further), -1, out=self.fields[:, first : self.size])
         for name, value in features.items():
             self.features[name][:, first : self.size] = value
-        return first
+        return torch.arange(first, self.size, device=self.device).expand(self.batch_size, -1)
 
     def nodes(self, ids: torch.Tensor) -> Nodes:
         """Fields of the nodes `ids` [B, R]; negative ids give the fields of node 0."""

@@ -146,8 +146,7 @@ class SynchronousSearch(NextTokens, Search):
         later = Levels(levels.sizes[1:], nodes.device) if begins else levels
         width = later.sizes[0]
         num_tokens = num_tokens if num_tokens.dim() == 1 else num_tokens[:, :width]
-        first = self.machine.push(pool, nodes[:, :width], num_tokens, levels=later)
-        made = torch.arange(first, pool.size, device=nodes.device).expand(len(nodes), -1)
+        made = self.machine.push(pool, nodes[:, :width], num_tokens, levels=later)
         return torch.cat([nodes, made], 1) if begins else made
 
     def _runs(self, sizes: list[int], may_stop: bool) -> list[tuple[int, int]]:
@@ -306,8 +305,7 @@ class SynchronousSearch(NextTokens, Search):
             return None
         order = order[:, : counts[0]]
         row, moved, parents = row.gather(1, order), moved.gather(1, order), parents.gather(1, order)
-        first = self.machine.push(state.pool, parents, state.num_tokens)
-        nodes = torch.arange(first, state.pool.size, device=parents.device).expand_as(parents)
+        nodes = self.machine.push(state.pool, parents, state.num_tokens)
         origin = block.origin.gather(1, row)
         level = state.level + len(block.levels.sizes)
         sizes = [nodes.shape[1], *counts[1:]]
@@ -367,8 +365,7 @@ class SynchronousSearch(NextTokens, Search):
         scores, parents, tokens = scores.gather(1, order), parents.gather(1, order), tokens.gather(1, order)
         if keep is not None:
             parents = pool.compact(keep, sizes.pop(), parents)
-        first = self.machine.push(pool, parents, state.num_tokens + 1, tokens=tokens)
-        nodes = torch.arange(first, pool.size, device=parents.device).expand_as(parents)
+        nodes = self.machine.push(pool, parents, state.num_tokens + 1, tokens=tokens)
         if active is not None:
             nodes = torch.where(active[:, None], nodes, parents)
         new = SearchState(

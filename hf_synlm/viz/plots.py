@@ -187,7 +187,7 @@ def heatmap_to_svg(values: Any, row_names: Sequence[str], column_names: Sequence
         One `<svg>` element.
 
     Raises:
-        ValueError: If the names do not fit the values, or no value is finite.
+        ValueError: no value is finite.
     """
     rows = values.tolist() if hasattr(values, "tolist") else values
     cells = {(float(x), float(y)): value for y, row in enumerate(rows) for x, value in enumerate(row)}
@@ -259,18 +259,14 @@ def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
     Raises:
         ValueError: If the shape does not fit the words.
     """
-    rows = span_scores.tolist()
-    if len(rows) != len(words):
-        raise ValueError(f"scores of {len(rows)} tokens for {len(words)} words. Give one per token")
+    if len(span_scores) != len(words):
+        raise ValueError(f"scores of {len(span_scores)} tokens for {len(words)} words. Give one per token")
     if len(words) == 1:
         raise ValueError("one token has no span before it, so there is nothing to draw")
     table: list[list[float | None]] = []
-    for end, scores in enumerate(rows):
-        largest = max(scores)
-        weights = [math.exp(score - largest) for score in scores]
-        total = math.fsum(weights)
+    for end, weights in enumerate(span_scores.double().softmax(1).tolist()):
         # The last slot is the span that begins right before the token; the first ones may begin before the text.
-        shares = [weight / total for weight in weights[max(0, len(weights) - end) :]]
+        shares = weights[max(0, len(weights) - end) :]
         table.append([*[None] * (end - len(shares)), *shares, *[None] * (len(words) - end)])
     return heatmap_to_svg(table, words, words, title="attention to the span from column to row")
 

@@ -49,7 +49,7 @@ def tree_to_text(
         Lines of text without a newline at the end.
 
     Raises:
-        ValueError: the style is unknown, or the spans or labels do not fit the words; see `build_nodes`.
+        ValueError: the spans or labels do not fit the words; see `build_nodes`.
 
     Cost: O(n * depth).
     """

@@ -60,14 +60,14 @@ def show(parsed: Any, words: Sequence[str] | None = None, sentence: int = 0) -> 
     Args:
         parsed: a `ParseOutput`, or a `ParsedSentence`.
         words: the words of a `ParseOutput`: one per token, or one per word if `parse` was given `word_ends`.
-            None for a `ParsedSentence`, which has its own.
+            Not read for a `ParsedSentence`, which has its own.
         sentence: the row of a `ParseOutput`.
 
     Returns:
         The view.
 
     Raises:
-        ValueError: `words` do not fit, are missing, or are given although the sentence has its own words.
+        ValueError: `words` do not fit, or are missing.
     """
     if isinstance(parsed, ParsedSentence):
         return SentenceView(parsed)

@@ -19,7 +19,7 @@ from hf_synlm.data.vocabulary import WORD_END, subword_tokenizer, unknown_class,
 from hf_synlm.evaluation.text.words import encode_sentences
 from tests.helpers import warm_python
 from tests.helpers.refusals import refused
-from tests.helpers.scoring_models import ARCHITECTURES, MODELS, model_and_tokenizer
+from tests.helpers.scoring_models import ARCHITECTURES, MODELS, gpst_ids, model_and_tokenizer
 from tests.helpers.tokenizer_hashes import NUM_SENTENCES, hashes, sample_words
 from tests.reference.unknown_words import UNKNOWN_CLASSES
 
@@ -292,7 +292,7 @@ def stock_gpt2(tmp_path_factory):
 def test_bpe_special_tokens(bpe):
     assert isinstance(bpe, GPT2Tokenizer)
     assert len(bpe) <= 300
-    assert tokenizers.special_token_ids(bpe) == {
+    assert gpst_ids(bpe) == {
         "vocab_size": len(bpe), "bos_token_id": 0, "eos_token_id": 0, "reduce_token_id": 1, "pad_token_id": 2,
         "cls_token_id": 3, "sep_token_id": 4,
     }  # fmt: skip
@@ -320,7 +320,7 @@ def test_bpe_training_repeats_and_rejects_bad_sizes(bpe):
 
 def test_wordpiece(wordpiece):
     assert wordpiece.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
-    assert tokenizers.special_token_ids(wordpiece) == {
+    assert gpst_ids(wordpiece) == {
         "vocab_size": len(wordpiece), "bos_token_id": 5, "eos_token_id": 5, "reduce_token_id": 6, "pad_token_id": 0,
         "cls_token_id": 2, "sep_token_id": 3,
     }  # fmt: skip
@@ -357,7 +357,7 @@ def test_stock_gpt2_gets_the_vocabulary_of_gpst(stock_gpt2):
     tokenizer = tokenizers.load_tokenizer(stock_gpt2)
     assert len(tokenizer) == 50_264
     assert tokenizer.convert_tokens_to_ids(list(tokenizers.GPST_EXTRA_TOKENS)) == list(range(50_257, 50_264))
-    assert tokenizers.special_token_ids(tokenizer) == {
+    assert gpst_ids(tokenizer) == {
         "vocab_size": 50_264, "bos_token_id": 50_256, "eos_token_id": 50_256, "reduce_token_id": 50_257,
         "pad_token_id": 50_258, "cls_token_id": 50_259, "sep_token_id": 50_263,
     }  # fmt: skip
@@ -367,14 +367,14 @@ def test_stock_gpt2_gets_the_vocabulary_of_gpst(stock_gpt2):
 def test_incomplete_tokenizers_are_completed_once(tmp_path):
     alphabet = "abcĠ"
     plain = GPT2Tokenizer(vocab={c: i for i, c in enumerate([*alphabet, "<|endoftext|>"])}, merges=[])
-    refused("no pad_token_id, cls_token_id, sep_token_id, reduce_token_id", tokenizers.special_token_ids, plain)
+    refused("no pad_token_id, cls_token_id, sep_token_id, reduce_token_id", gpst_ids, plain)
     plain.save_pretrained(tmp_path / "plain")
     completed = tokenizers.load_tokenizer(tmp_path / "plain")
     assert completed.convert_tokens_to_ids(["<|REDUCE|>", "<|pad|>", "<|CLS|>", "<|SEP|>"]) == [5, 6, 7, 8]
     completed.save_pretrained(tmp_path / "completed")
     again = tokenizers.load_tokenizer(tmp_path / "completed")
     assert again.get_vocab() == completed.get_vocab()
-    assert tokenizers.special_token_ids(again) == tokenizers.special_token_ids(completed)
+    assert gpst_ids(again) == gpst_ids(completed)
     assert set(again.all_special_tokens) == set(completed.all_special_tokens)
 
 
@@ -463,9 +463,6 @@ def test_configurations_take_the_special_tokens_of_a_tokenizer(name: str):
     begin = boundary if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     found = config.vocab_size, config.bos_token_id, config.eos_token_id, config.pad_token_id
     assert found == (len(tokenizer), begin, boundary, tokenizer.pad_token_id)
-    if name == "gpst":
-        special = tokenizers.special_token_ids(tokenizer)
-        assert {key: getattr(config, key) for key in special} == special
     refused(r"bos_token_id 99999.*from_tokenizer", type(config).from_tokenizer, tokenizer, **fields, bos_token_id=99999)
 
 

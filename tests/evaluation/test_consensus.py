@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import hf_synlm
-from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence, as_treebank_sentence, posteriors, read_parse
 from hf_synlm.data.treebank import sentence_to_brackets
 from hf_synlm.evaluation.trees.consensus import average_parses, average_trees, best_binary_tree
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
+from hf_synlm.training.tasks.inference_network import BinaryTreeCRF
 from hf_synlm.trees.spans import right_branching
 from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import model_and_tokenizer

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_synlm import GPSTConfig, GPSTForCausalLM
 from hf_synlm.data.samples import sample_path
-from hf_synlm.data.tokenizers import special_token_ids, train_bpe_tokenizer
+from hf_synlm.data.tokenizers import train_bpe_tokenizer
 from hf_synlm.data.vocabulary import subword_tokenizer, word_final_ids, word_tokenizer
 from hf_synlm.evaluation.text.scoring import TextScorer
 from tests.helpers.search_models import GPST_TINY, varied
@@ -75,9 +75,15 @@ def tokenizer_of(kind: str) -> Any:
     return word_tokenizer(words, unknown="berkeley", min_count=2)
 
 
+def gpst_ids(tokenizer: Any) -> dict[str, int]:
+    """Size of the vocabulary and special ids of GPST."""
+    config, roles = GPSTConfig.from_tokenizer(tokenizer), ("bos", "eos", "pad", "cls", "sep", "reduce")
+    return {name: getattr(config, name) for name in ("vocab_size", *(f"{role}_token_id" for role in roles))}
+
+
 def small_gpst(tokenizer: Any) -> GPSTForCausalLM:
     """A new model of a few thousand weights for the tokens of a tokenizer, quick to verify."""
-    return GPSTForCausalLM(GPSTConfig(**{**GPST_TINY, **special_token_ids(tokenizer)})).eval()
+    return GPSTForCausalLM(GPSTConfig(**{**GPST_TINY, **gpst_ids(tokenizer)})).eval()
 
 
 @functools.cache
@@ -87,7 +93,8 @@ def model_and_tokenizer(architecture: str) -> tuple[Any, Any]:
     model_type, kind, fields = MODELS[architecture]
     tokenizer = tokenizer_of(kind)
     names = ("pad_token_id", "bos_token_id", "eos_token_id")
-    ids = special_token_ids(tokenizer) if model_type == "gpst" else {name: getattr(tokenizer, name) for name in names}
+    ids = {name: getattr(tokenizer, name) for name in names}
+    ids = gpst_ids(tokenizer) if model_type == "gpst" else ids
     config = AutoConfig.for_model(model_type, **{**fields, "vocab_size": len(tokenizer), **ids})
     model = AutoModelForCausalLM.from_config(config)
     if architecture == "rnng_pieces":

@@ -100,7 +100,7 @@ class ToyMachine(LevelMachine):
         vectors: list[Tensor],
         num_tokens: Tensor,
         levels: Levels | None,
-    ) -> int:
+    ) -> Tensor:
         """Write nodes with their states; under the first vector stands node 0, which is zero."""
         state = self.layers.state(pool.feature("top", nodes.below), vectors[0])
         return pool.append(nodes, length=length, top=vectors[0], state=state, actions=self.predict_actions(state))

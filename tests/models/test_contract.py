@@ -357,7 +357,7 @@ def test_the_vocabulary_grows_and_shrinks(name: str, subwords: bool, tmp_path: A
     before = model(**inputs, output_logits=True)
     model.resize_token_embeddings(25)
     after = model(**inputs, output_logits=True)
-    size = model.config.first_nonterminal if name in TREE_LMS else 0
+    size = model.config.system.first_nonterminal if name in TREE_LMS else 0
     torch.testing.assert_close(after.action_logits[..., size:], before.action_logits[..., size:])
     torch.testing.assert_close(after.token_logits_given_tree[..., :19], before.token_logits_given_tree)
     model.save_pretrained(tmp_path)

@@ -223,6 +223,7 @@ class TestGenerate:
         ids, mask = ids_of(5, 2)
         monkeypatch.setattr(model.model, "forward", None)
         refused("holes", model.generate, ids, attention_mask=mask, max_new_tokens=2, return_dict_in_generate=True)
+        refused("structure_mode='jiont' must be", model.generate, ids, structure_mode="jiont")
 
     @pytest.mark.parametrize("name", ["on_lstm", "prpn", "palm"])
     def test_sentence_without_words(self, name):
@@ -305,6 +306,7 @@ BAD_PARSE_OPTIONS = [
     ("on_lstm", {"distances": "gold"}, "gold"),
     ("on_lstm", {"distances": "supervised"}, "Layer 1 has no supervised distances"),
     ("on_lstm", {"layer": 3}, "Layer 3"),
+    ("on_lstm", {"decoder": "baised"}, "decoder 'baised' is unknown"),
     ("on_lstm", {"word_ends": torch.ones(1, 3)}, "word_ends"),
     ("on_lstm", {"word_ends": torch.tensor([[1, 0, 1, 0]])}, "last token"),
     ("on_lstm", {"attention_mask": torch.zeros(1, 4)}, "Row 0 of input_ids has no token"),

@@ -23,7 +23,7 @@ class Position(NamedTuple):
 def positions(actions: list[int], words: list[int], config: Any) -> list[Position]:
     """Linearize a derivation or a prefix of one."""
     if config.linearization != "top_down":  # one token for each action
-        words, first = list(words), config.first_nonterminal
+        words, first = list(words), config.system.first_nonterminal
         tokens = [
             words.pop(0) if a == SHIFT else config.eos_token_id if a == 3 else config.vocab_size + a - first
             for a in actions

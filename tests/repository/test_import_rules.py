@@ -63,23 +63,23 @@ LABELED = (
 DISTANCES = "trees_binary configuration_recurrent recurrent_configuration_distances recurrent_distance_model "
 DISTANCES += "recurrent_layers recurrent_distances "
 SHIPPED = {
-    "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8780),
-    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8940),
-    "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6520),
-    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4030),
+    "gpst": (SHARED + SEARCH + BINARY + "compiled_levels trees_prefixes", 8770),
+    "rnng": (SHARED + SEARCH + STATES + LABELED + "compiled_levels", 8930),
+    "urnng": (SHARED + SEARCH + BINARY + STATES + "compiled_levels rnng_forest_lstm", 6510),
+    "on_lstm": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 4040),
     "prpn": (SHARED + RECURRENT + DISTANCES, 4470),
     "palm": (SHARED + RECURRENT + "configuration_recurrent recurrent_layers", 3590),
     "ordered_memory": (SHARED + RECURRENT + DISTANCES + "recurrent_running_sum", 3730),
-    "tree_lm": (SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes", 8999),
-    "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6280),
+    "tree_lm": (SHARED + SEARCH + STATES + LABELED + "backbone_adapter search_tree_attention trees_prefixes", 8992),
+    "pushdown": (SHARED + SEARCH + STATES + "search_tree_attention trees_prefixes", 6270),
     "pcfg": (
-        SHARED + "binary_tree_crf generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
-        4530,
+        SHARED + "binary_trees generation_base recurrent_generation recurrent_sentences trees_actions trees_given",
+        4490,
     ),
     "lstm": (SHARED + RECURRENT + "recurrent_layers", 3200),
     "span_parser": (
-        "backbone_adapter cache configuration_base module_tools outputs rows token_batch trees_spans",
-        1940,
+        "backbone_adapter binary_trees cache configuration_base module_tools outputs rows token_batch trees_spans",
+        1970,
     ),
 }
 

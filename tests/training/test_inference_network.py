@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from hf_synlm.core.binary_tree_crf import BinaryTreeCRF, tree_actions
-from hf_synlm.training.tasks.inference_network import InferenceNetwork
+from hf_synlm.training.tasks.inference_network import BinaryTreeCRF, InferenceNetwork, tree_actions
 from hf_synlm.trees.actions import spans_to_actions
 from tests.helpers.goldens import read_case, read_tensors
 from tests.helpers.refusals import refused

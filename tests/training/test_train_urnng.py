@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hf_synlm import URNNGForCausalLM
-from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
 from hf_synlm.training.arguments.base import parse_arguments
 from hf_synlm.training.engine.recipe import kept_evaluation
 from hf_synlm.training.programs import train_urnng
 from hf_synlm.training.tasks import variational
+from hf_synlm.training.tasks.inference_network import BinaryTreeCRF
 from tests.helpers.goldens import read_tensors
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import sample_files

@@ -16,7 +16,6 @@ figures of the papers to the table.
 import argparse
 import itertools
 import json
-import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from hf_synlm.data.samples import sample_path
 from hf_synlm.data.treebank import read_treebank, sentence_to_brackets, to_ptb_concat
 from hf_synlm.data.vocabulary import word_tokenizer
 from hf_synlm.evaluation.results import describe_hardware, library_versions
-from hf_synlm.hub.checkpoint import stored_tensors
+from hf_synlm.hub.checkpoint import num_parameters, stored_tensors
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,12 +117,11 @@ def make_row(board: Board, name: str, row: dict[str, Any], seed: int) -> None:
             cpu_seconds += run(command, "--overwrite-output-dir")
     if "train_urnng.py" in listed["train"]:
         scores["parsing network"] = {"f1": read_json(output / RESULTS_FILE)["test"]["trees"]["sentence_f1"]}
-    shapes = [tensor.shape for tensor in stored_tensors(output / "model").values()]
     result = {
         "row": name,
         "seed": seed,
         "commands": listed,
-        "parameters": sum(math.prod(shape) for shape in shapes),
+        "parameters": num_parameters(stored_tensors(output / "model")),
         "cpu_seconds": round(cpu_seconds, 1),
         "scores": scores,
         "hardware": {**describe_hardware(), "num_threads": 1},

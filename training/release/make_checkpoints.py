@@ -20,7 +20,6 @@ import argparse
 import gzip
 import io
 import json
-import math
 import os
 import re
 import resource
@@ -43,11 +42,11 @@ from transformers import AutoConfig
 import hf_synlm  # noqa: F401  # registers the architectures
 from hf_synlm.cli import main as synlm
 from hf_synlm.core.backbone_adapter import ADAPTER_FOLDER
-from hf_synlm.data.files import folder_writer, write_bytes, write_json, write_text
+from hf_synlm.data.files import folder_writer, read_json, write_bytes, write_json, write_text
 from hf_synlm.evaluation.results import card_rows, load_result
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.card import facts_text, fill_card
-from hf_synlm.hub.checkpoint import stored_tensors, weight_checksums
+from hf_synlm.hub.checkpoint import num_parameters, stored_tensors, weight_checksums
 from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.arguments.base import find_config
 from hf_synlm.training.engine.output_folder import RESULTS_FILE
@@ -159,7 +158,7 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
         if anew or not (ROOT / output / RESULTS_FILE).is_file():
             cpu_seconds += run(command, *(["--overwrite-output-dir"] if anew else []))
             anew = True
-    found = json.loads((ROOT / RUNS / name / RESULTS_FILE).read_text(encoding="utf-8"))
+    found = read_json(ROOT / RUNS / name / RESULTS_FILE)
     best = found.get("best_step", found["step"])
     score = _LOSSES.get(checkpoint["script"], Recipe.score)
     before, after = (item["losses"][score] for item in found["evaluations"] if item["step"] in (0, best))
@@ -186,7 +185,7 @@ def train(name: str, checkpoint: dict[str, Any]) -> None:
                 halves = {name: t.half() if t.is_floating_point() else t for name, t in tensors.items()}
                 save_file(halves, copy, {"format": "pt"})
             elif copy.name == "tokenizer.json":
-                content = json.loads(copy.read_text(encoding="utf-8"))
+                content = read_json(copy)
                 if merges := content["model"].get("merges"):  # "a b" is shorter than ["a", "b"], and the same
                     content["model"]["merges"] = [x if isinstance(x, str) else " ".join(x) for x in merges]
                 write_text(copy, json.dumps(content, ensure_ascii=False, separators=(",", ":")))
@@ -200,7 +199,7 @@ def with_rank(tensors: dict[str, torch.Tensor], rank: int | None, config: Path) 
     """Weights of LoRA whose products B A keep their `rank` largest singular values, told in `config`; None = all."""
     if rank is None:
         return tensors
-    settings = json.loads(config.read_text(encoding="utf-8"))
+    settings = read_json(config)
     write_json(config, {**settings, "r": rank, "lora_alpha": settings["lora_alpha"] * rank // settings["r"]})
     for name in [name for name in tensors if ".lora_A." in name]:
         other = name.replace(".lora_A.", ".lora_B.")
@@ -221,10 +220,11 @@ def evaluate(name: str, checkpoint: dict[str, Any]) -> None:
         for result, stated in evaluations(name, checkpoint).items():
             command = stated["command"]
             run(command, "--out", str(Path(temporary) / f"{result}.json"))
-            found = json.loads((Path(temporary) / f"{result}.json").read_text(encoding="utf-8"))
+            found = read_json(Path(temporary) / f"{result}.json")
             # The path of the temporary file is not part of the command that readers repeat.
             write_json(results / f"{result}.json", {**found, "command": command})
-    write_text(results / TREE_FILE, f"{draw_example(name, checkpoint)}\n")
+    if not checkpoint.get("is_adapter"):  # without its backbone, no test could draw the tree again
+        write_text(results / TREE_FILE, f"{draw_example(name, checkpoint)}\n")
 
 
 def first_choices(name: str, checkpoint: dict[str, Any]) -> dict[str, str]:
@@ -245,7 +245,7 @@ def draw_example(name: str, checkpoint: dict[str, Any]) -> str:
 def write_stubs(name: str) -> None:
     """Write the two files by which a checkpoint of this repository loads the code of the installed package."""
     folder = ROOT / CARDS / name
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     classes: dict[str, list[str]] = {}
     for reference in sorted(config["auto_map"].values()):
         file, _, class_name = reference.partition(".")
@@ -278,8 +278,8 @@ def card_facts(name: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 def _training_paragraph(name: str, checkpoint: dict[str, Any]) -> str:
     folder = ROOT / CARDS / name
-    training = json.loads((folder / "results" / "training.json").read_text(encoding="utf-8"))
-    parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
+    training = read_json(folder / "results" / "training.json")
+    parameters = num_parameters(stored_tensors(folder))
     loss, hardware, versions = training["validation"], training["hardware"], training["versions"]
     score = loss["score"].replace("_", " ")
     place = f"{'one thread of ' * (hardware['device'] == 'cpu')}{hardware['device_name']}"

@@ -4,7 +4,6 @@
 `python training/make_checkpoints.py NAME` makes a row of it and writes it.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from transformers import AutoConfig
 
 from hf_synlm.data.files import write_text
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
-from hf_synlm.hub.checkpoint import stored_tensors
+from hf_synlm.hub.checkpoint import num_parameters, stored_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "README.md"
@@ -34,7 +33,7 @@ def model_table(specifications: dict[str, dict[str, Any]]) -> str:
 def _row(name: str, checkpoint: dict[str, Any]) -> list[str]:
     folder = ROOT / "model_cards" / name
     results = {stated: load_result(folder / "results" / f"{stated}.json") for stated in checkpoint["evaluations"]}
-    parameters = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
+    parameters = num_parameters(stored_tensors(folder))
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     name_of = {"gpst": "GPST", "pcfg": "PCFG", "rnng": "RNNG", "tree_lm": "Tree LM"}[
         AutoConfig.from_pretrained(folder).model_type

@@ -72,7 +72,6 @@ class _ScoredPair(NamedTuple):
 def read_pairs(
     path: PathLike,
     *,
-    kind: str | None = None,
     good_column: str = "sentence_good",
     bad_column: str = "sentence_bad",
     group_column: str | None = None,
@@ -83,8 +82,7 @@ def read_pairs(
     """Read minimal pairs from TSV, CSV or JSON lines.
 
     Args:
-        path: the file.
-        kind: "tsv", "csv" or "jsonl"; None = by the file's ending.
+        path: the file; its ending tells the format: .tsv, .csv or .jsonl.
         good_column: column of the better sentences.
         bad_column: column of the others.
         group_column: column of what the pairs test; None = one group.
@@ -98,7 +96,7 @@ def read_pairs(
     Raises:
         ValueError: a missing column or value, an empty sentence, two equal sentences, plain text.
     """
-    kind = file_format(path, kind)
+    kind = file_format(path)
     if kind == "txt":
         raise ValueError(f"{path} does not end in .tsv, .csv or .jsonl. Save the pairs in one of these formats")
     rows = list(read_rows(path, kind))

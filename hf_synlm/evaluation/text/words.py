@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.collate import cut_texts, encode_joined, word_ends_from_word_ids
-from hf_synlm.data.punctuation import drop_edge_punctuation, is_punctuation, stands_joined
+from hf_synlm.data.punctuation import BRACKET_OF, BRACKETS, drop_edge_punctuation, is_punctuation, stands_joined
 from hf_synlm.data.text import NATURAL, Tokenization, check_list, tokenization_of
 
 _WORD = re.compile(r"\S+")
@@ -32,8 +32,6 @@ _SPACE_MARKS = ("\u0120", "\u2581")  # of byte-level BPE, of sentencepiece
 # Characters of printed text as the treebank's tokenizer knows them.
 _TYPEWRITER = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": " -- ", "–": "-", "…": " ... "})
 _SAME_LENGTH = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": ";", "…": ";"})
-_BRACKETS = {"(": "-LRB-", ")": "-RRB-", "[": "-LSB-", "]": "-RSB-", "{": "-LCB-", "}": "-RCB-"}
-_BRACKET_OF = {escape: bracket for bracket, escape in _BRACKETS.items()}
 _ESCAPE = re.compile(r"\W*[LR]RB\W*", re.IGNORECASE)  # in a vocabulary of pieces
 _Pieces = dict[tuple[str, bool], list[str]]  # by word, and whether it is the last of its sentence
 
@@ -116,7 +114,7 @@ def split_as_treebank(
     pieces = split(set(chain.from_iterable(keys)))
     if not has_period:
         pieces = {
-            key: [part for part in parts if any(map(str.isalnum, part)) and part not in _BRACKET_OF]
+            key: [part for part in parts if any(map(str.isalnum, part)) and part not in BRACKET_OF]
             for key, parts in pieces.items()
         }
     return [[pieces[key] for key in sentence] for sentence in keys]
@@ -127,7 +125,7 @@ def treebank_words(sentence: str) -> list[str]:
     words = sentence.split()
     ends = _sentence_ends(words)
     pieces = (piece for place, word in enumerate(words) for piece in _treebank_pieces(word, place in ends))
-    return [_BRACKETS.get(piece, piece) for piece in pieces]
+    return [BRACKETS.get(piece, piece) for piece in pieces]
 
 
 @lru_cache(maxsize=2**18)
@@ -166,15 +164,15 @@ def _typed(word: str) -> str:
 def _split_of_words(tokenizer: PreTrainedTokenizerBase, places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces as a vocabulary of words has them."""
     forms = {word: _typed(word) for word, _ in places}
-    whole = _spelled(tokenizer, {*forms, *forms.values()}) - {*_BRACKETS, *_BRACKET_OF}
+    whole = _spelled(tokenizer, {*forms, *forms.values()}) - {*BRACKETS, *BRACKET_OF}
     split: _Pieces = {}
     for word, is_last in places:
         known = next((form for form in (word, forms[word]) if form in whole), None)
         split[word, is_last] = list(_treebank_pieces(word, is_last)) if known is None else [known]
     # What the tokenizer writes for a bracket or quote, or the mark itself.
     spellings = {quote: (quote, '"') for quote in ("``", "''")}
-    spellings |= {mark: (escape, mark) for mark, escape in _BRACKETS.items()}
-    spellings |= {escape: (escape, mark) for mark, escape in _BRACKETS.items()}
+    spellings |= {mark: (escape, mark) for mark, escape in BRACKETS.items()}
+    spellings |= {escape: (escape, mark) for mark, escape in BRACKETS.items()}
     found = _spelled(tokenizer, set(chain.from_iterable(spellings.values())))
     read = {piece: next((one for one in both if one in found), piece) for piece, both in spellings.items()}
     return {key: [part if part in whole else read.get(part, part) for part in parts] for key, parts in split.items()}
@@ -185,7 +183,7 @@ def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, places: set[tuple[str, 
     forms = {word: _typed(word) for word, _ in places}
     whole = _of_one_token(tokenizer, {*forms, *forms.values()})
     # Raw text, of which many vocabularies are made, has no escapes.
-    read = _BRACKETS if any(map(_ESCAPE.fullmatch, tokenizer.get_vocab())) else _BRACKET_OF
+    read = BRACKETS if any(map(_ESCAPE.fullmatch, tokenizer.get_vocab())) else BRACKET_OF
     return {
         key: [
             read.get(part, part) for part in next(([form] for form in (key[0], forms[key[0]]) if form in whole), parts)

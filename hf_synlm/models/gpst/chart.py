@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hf_synlm.core.losses import widened
 from hf_synlm.trees.spans import validate_spans
 
 
@@ -446,7 +447,7 @@ def mbr_splits(plan: ChartPlan, split_score_CM: Tensor, word_index_BT: Tensor | 
     Source: minimum Bayes risk as in Goodman 1996, Labelled Recall; the authors of GPST follow the best splits.
     """
     score_CM = _allowed_scores(plan, split_score_CM, word_index_BT)
-    score_CM = score_CM.to(torch.promote_types(score_CM.dtype, torch.float32))
+    score_CM = widened(score_CM)
     weight_CM = score_CM.softmax(-1)
     reached_N = score_CM.new_zeros(plan.num_cells).index_fill_(0, plan.root_S, 1.0)
     inner_C = reached_N[plan.num_leaves :]

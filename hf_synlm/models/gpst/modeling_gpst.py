@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GPT2Config, GPT2Model, initialization as init
 from transformers.utils import can_return_tuple
 
@@ -499,13 +500,13 @@ class GPSTForCausalLM(SyntacticGenerationMixin, GPSTPreTrainedModel):
         if word_ends is not None:
             last = mask & ~F.pad(mask[:, 1:], (0, 1))  # the end of the text ends a word
             ends = [(row.nonzero().squeeze(1) + 1).tolist() for row in (word_ends.bool() | last) & mask]
-        actions = torch.full((len(spans), 1, 2 * max(lengths) - 1), PAD_ACTION)
-        for row, (row_spans, offset, length) in enumerate(zip(spans, offsets, lengths, strict=True)):
-            local = [(i - offset, j - offset) for i, j in row_spans]
-            actions[row, 0, : 2 * length - 1] = torch.tensor(spans_to_actions(local, length))
+        actions = [
+            torch.tensor(spans_to_actions([(i - offset, j - offset) for i, j in row], length))
+            for row, offset, length in zip(spans, offsets, lengths, strict=True)
+        ]
         return ParseOutput(
             spans=[[row] for row in spans],
-            actions=actions.to(input_ids.device),
+            actions=pad_sequence(actions, True, PAD_ACTION)[:, None].to(input_ids.device),
             offsets=offsets,
             lengths=lengths,
             word_ends=ends,

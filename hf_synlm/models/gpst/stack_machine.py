@@ -148,7 +148,7 @@ class GPSTStackMachine(LevelMachine):
         vectors: list[Tensor],
         num_tokens: Tensor,
         levels: Levels | None,
-    ) -> int:
+    ) -> Tensor:
         """Write nodes with their vectors, inputs with positions; see `LevelMachine`."""
         # Rows that no hypothesis needs (finished sentences, padding) may count one token too many.
         positions = (num_tokens + pool.num_context[:, None]).clamp(max=self.max_tokens)

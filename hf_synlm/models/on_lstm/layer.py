@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from hf_synlm.core.losses import widened
 from hf_synlm.core.matrix_products import linear_map, weight_gradient, without_autocast
 from hf_synlm.core.module_tools import weight_of
 from hf_synlm.recurrent.layers import locked_mask, weight_dropout
@@ -120,7 +121,7 @@ class ONLSTMLayers(nn.ModuleList):
 def split_distance(master_forget: Tensor) -> Tensor:
     """Syntactic distance of scores [..., N] of a master forget gate: 1 - mean(cumax(scores)), in [0, 1 - 1 / N]."""
     count = master_forget.shape[-1]
-    scores = master_forget.to(torch.promote_types(master_forget.dtype, torch.float32))
+    scores = widened(master_forget)
     return (scores.softmax(-1) * (torch.arange(count, device=scores.device) / count)).sum(-1)
 
 
@@ -144,13 +145,13 @@ def on_lstm(inputs_TBD: Tensor, runs: Sequence[LayerRun]) -> list[tuple[Tensor, 
         input_weight = run.input_weight_GD
     else:
         size = num_chunks * runs[0].hidden_BH.shape[1] // runs[0].num_chunks
-        hidden, cell = (torch.stack([_widened(x, size) for x in xs]) for xs in list(zip(*runs, strict=True))[:2])
-        weight = torch.stack([_widened(_more_chunks(run.weight_GH, run, num_chunks), size) for run in runs])
+        hidden, cell = (torch.stack([_padded(x, size) for x in xs]) for xs in list(zip(*runs, strict=True))[:2])
+        weight = torch.stack([_padded(_more_chunks(run.weight_GH, run, num_chunks), size) for run in runs])
         # Shut: the scores of the master gates are -inf, so I = 0 and F = 1.
         bias = torch.stack([_more_chunks(run.bias_G, run, num_chunks, -torch.inf) for run in runs])
         above = runs[1:]
-        below_weight = [_widened(_more_chunks(run.input_weight_GD, run, num_chunks), size) for run in above]
-        masks = [_widened(run.mask_BD, size) for run in above if run.mask_BD is not None]
+        below_weight = [_padded(_more_chunks(run.input_weight_GD, run, num_chunks), size) for run in above]
+        masks = [_padded(run.mask_BD, size) for run in above if run.mask_BD is not None]
         stacked = (hidden, cell, weight, bias, torch.stack(below_weight), torch.stack(masks) if masks else None)
         input_weight = _more_chunks(runs[0].input_weight_GD, runs[0], num_chunks)
     states, cells, forget = _ONLSTM.apply(inputs_TBD, input_weight, *stacked, num_chunks)
@@ -164,7 +165,7 @@ def on_lstm(inputs_TBD: Tensor, runs: Sequence[LayerRun]) -> list[tuple[Tensor, 
     ]
 
 
-def _widened(values: Tensor, size: int) -> Tensor:
+def _padded(values: Tensor, size: int) -> Tensor:
     """Add zeros to the last dimension, up to `size`."""
     return F.pad(values, (0, size - values.shape[-1])) if values.shape[-1] < size else values
 

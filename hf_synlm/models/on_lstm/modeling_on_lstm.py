@@ -18,7 +18,6 @@ embedding gives the last vocabulary row no gradient, by accident (`padding_idx=-
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.generation import GenerationMixin
 
@@ -27,6 +26,7 @@ from hf_synlm.core.rows import after_columns
 from hf_synlm.models.on_lstm.configuration_on_lstm import ONLSTMConfig
 from hf_synlm.models.on_lstm.layer import LayerStates, ONLSTMLayer, ONLSTMLayers
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel
+from hf_synlm.recurrent.distances import at_columns
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
     RecurrentNetwork,
@@ -103,8 +103,8 @@ class ONLSTMModel(RecurrentNetwork, ONLSTMPreTrainedModel):
         output = RecurrentModelOutput(
             last_hidden_state=after[-1],
             hidden_states=(state_at_columns(embedded, mask), *after) if segment.record else None,
-            distances=_at_columns([result.distances_TB for result in results], mask),
-            syd_distances=_at_columns(supervised, mask) if supervised else None,
+            distances=torch.stack([at_columns(result.distances_TB.t(), mask) for result in results], 1),
+            syd_distances=torch.stack([at_columns(x.t(), mask) for x in supervised], 1) if supervised else None,
         )
         return output, tuple(new)
 
@@ -114,13 +114,6 @@ class ONLSTMModel(RecurrentNetwork, ONLSTMPreTrainedModel):
         if head == "hidden":
             return self.distance_heads[self.config.supervised_layers.index(number)](result.states[1:]).squeeze(-1)
         return result.distances_TB if head == "shared" else result.split_distances_TB
-
-
-def _at_columns(distances_TB: list[Tensor], mask: Tensor | None) -> Tensor:
-    """Distances [B, X, T] of X layers at the columns of the input."""
-    columns = [after_columns(F.pad(x.to(distances_TB[0].device).t(), (1, 0)), mask) for x in distances_TB]
-    distances = torch.stack(columns, 1)
-    return distances if mask is None else distances.masked_fill(~mask[:, None], 0)
 
 
 class ONLSTMForCausalLM(DistanceLanguageModel, ONLSTMPreTrainedModel, GenerationMixin):

@@ -17,7 +17,6 @@ expected values, so that other probable slots count, too.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.generation import GenerationMixin
 
@@ -26,6 +25,7 @@ from hf_synlm.core.rows import after_columns
 from hf_synlm.models.ordered_memory.configuration_ordered_memory import OrderedMemoryConfig
 from hf_synlm.models.ordered_memory.layer import MemoryState, OrderedMemoryLayer
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel
+from hf_synlm.recurrent.distances import at_columns
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
     RecurrentNetwork,
@@ -85,11 +85,10 @@ class OrderedMemoryModel(RecurrentNetwork, OrderedMemoryPreTrainedModel):
         last = after_columns(torch.stack([state.candidate[:, -1] for state in states], 1), mask)
         heights = torch.arange(1, config.num_slots + 1, device=inputs.device) / config.num_slots
         distances = torch.stack([state.probs @ heights.to(state.probs) for state in states[1:]], 1)
-        distances = after_columns(F.pad(distances, (1, 0)), mask)
         output = RecurrentModelOutput(
             last_hidden_state=last,
             hidden_states=(state_at_columns(segment.embedded, mask), last) if segment.record else None,
-            distances=(distances if mask is None else distances.masked_fill(~mask, 0))[:, None],
+            distances=at_columns(distances, mask)[:, None],
         )
         return output, _final(states, mask)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from hf_synlm.core.losses import widened
 from hf_synlm.core.matrix_products import OneDNNLinear
 from hf_synlm.models.palm.configuration_palm import PaLMConfig
 from hf_synlm.recurrent.layers import locked_dropout
@@ -212,8 +213,7 @@ def attention_loss(scores_BTK: Tensor, target_BTK: Tensor, mask_BT: Tensor | Non
 
     Source: equation 5 of the paper.
     """
-    wide = torch.promote_types(scores_BTK.dtype, torch.float32)
-    loss_BT = -(target_BTK * scores_BTK.to(wide).log_softmax(-1)).sum(-1)
+    loss_BT = -(target_BTK * widened(scores_BTK).log_softmax(-1)).sum(-1)
     return loss_BT.mean() if mask_BT is None else loss_BT.sum() / mask_BT.sum().clamp_min(1)
 
 

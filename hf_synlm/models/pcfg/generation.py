@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
 from hf_synlm.models.pcfg.inside import Grammar
@@ -75,7 +76,8 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
 
         Cost: "marginal" O(n^2 r) per word (Y for r), n steps; "joint" O(S^2) per constituent and O(V) per word.
         """
-        if structure_mode == "marginal":
+        if structure_mode != "joint":
+            kwargs["structure_mode"] = structure_mode
             return super().generate(inputs, generation_config, logits_processor, stopping_criteria, **kwargs)
         config = copy.deepcopy(self.generation_config if generation_config is None else generation_config)
         unused = config.update(**kwargs)
@@ -113,25 +115,26 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
             [*start, *one.words, *([end] if done and end is not None and len(one.words) < limit else [])]
             for one, done in zip(drawn, complete, strict=True)
         ]
-        width = max(map(len, rows))
-        filler = end if pad is None else pad
-        sequences = torch.tensor([row + [filler] * (width - len(row)) for row in rows], device=self.device)
+        sequences = _padded(rows, end if pad is None else pad).to(self.device)
         if not config.return_dict_in_generate:
             return sequences
         trees = [one.tree() for one in drawn]
         words = [len(one.words) for one in drawn]
         steps = [spans_to_actions([span for span, _ in tree], n) for tree, n in zip(trees, words, strict=True)]
-        longest = max(map(len, steps))
         labeled = [constituents(self.config, tree, one.tags) for tree, one in zip(trees, drawn, strict=True)]
         return PCFGGenerateOutput(
             sequences=sequences,
-            actions=torch.tensor([row + [PAD_ACTION] * (longest - len(row)) for row in steps], device=self.device),
+            actions=_padded(steps, PAD_ACTION).to(self.device),
             spans=[[(i + len(start), j + len(start)) for (i, j), _ in tree] for tree in labeled],
             labels=[[label for _, label in tree] for tree in labeled],
             offsets=[len(start)] * count,
             lengths=words,
             complete=torch.tensor(complete, device=self.device),
         )
+
+
+def _padded(rows: list[list[int]], filler: int) -> Tensor:
+    return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True, filler)
 
 
 class _Derivation:

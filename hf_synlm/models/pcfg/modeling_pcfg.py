@@ -33,7 +33,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from hf_synlm.core.cache import CACHE
 from hf_synlm.core.hidden_states import asked_of_layers
-from hf_synlm.core.losses import check_shares, share_of
+from hf_synlm.core.losses import check_shares, share_of, widened
 from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, evaluation_mode
 from hf_synlm.core.outputs import InFieldOrder, ParseOutput, SyntacticLMOutput
@@ -146,19 +146,17 @@ class PCFGModel(PCFGPreTrainedModel):
     def make_grammar(self, latent: Tensor | None = None) -> Grammar:
         """Probabilities of all rules: one grammar, or with z [B, Z] one for every sentence."""
         root, words, rules = self.grammar(latent)
-        wide = torch.promote_types(words.dtype, torch.float32)
-        words = words.to(wide)
+        words = widened(words)
         if self.config.silent_ids:
             words = words.index_fill(-1, torch.tensor(self.config.silent_ids, device=words.device), -torch.inf)
-        return Grammar(root.to(wide).softmax(-1), words.log_softmax(-1), rules)
+        return Grammar(widened(root).softmax(-1), words.log_softmax(-1), rules)
 
     def infer(self, text: Sentences) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """Mean and log variance [B, Z] of q(z | sentence); None without z."""
         if self.encoder is None:
             return None, None
         mean, log_variance = self.encoder(text.ids, text.count)
-        wide = torch.promote_types(mean.dtype, torch.float32)
-        return mean.to(wide), log_variance.to(wide)
+        return widened(mean), widened(log_variance)
 
     @can_return_tuple
     @torch.inference_mode(False)  # posteriors are gradients
@@ -408,7 +406,7 @@ class PCFGForCausalLM(PCFGGenerationMixin, PCFGPreTrainedModel, GenerationMixin)
             Log-probabilities [B].
 
         Raises:
-            ValueError: see `parse`; `num_samples` is below 1.
+            ValueError: see `parse`.
         """
         text = read_whole_rows(self.config, input_ids, attention_mask)
         with evaluation_mode(self):

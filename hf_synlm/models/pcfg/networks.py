@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from hf_synlm.core.losses import widened
 from hf_synlm.core.matrix_products import without_autocast
 from hf_synlm.core.module_tools import saved_whole, weight_of
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
@@ -155,7 +156,7 @@ class SparseGrammar(nn.Module):
 
     def forward(self, latent: None) -> tuple[Tensor, Tensor, SparseRules]:
         """See `DenseGrammar`; there is no z."""
-        scores = self.rule_scores.to(torch.promote_types(self.rule_scores.dtype, torch.float32))
+        scores = widened(self.rule_scores)
         places = torch.stack([self.rules[0], torch.arange(len(scores), device=scores.device)])
         table = torch.sparse_coo_tensor(places, scores, (self.sizes[0], len(scores)), check_invariants=False)
         log_probs = torch.sparse.log_softmax(table.coalesce(), 1).values()
@@ -199,4 +200,4 @@ def _with_latent(vectors: Tensor, latent: Tensor | None) -> Tensor:
 
 def _softmax(scores: Tensor, dim: int) -> Tensor:
     """Probabilities in float32 or wider."""
-    return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(dim)
+    return widened(scores).softmax(dim)

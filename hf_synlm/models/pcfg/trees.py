@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_synlm.core.binary_tree_crf import BinaryTreeCRF
+from hf_synlm.core.binary_trees import BinaryTrees
 from hf_synlm.models.pcfg.configuration_pcfg import PCFGConfig
 from hf_synlm.models.pcfg.inside import IMPOSSIBLE, Chart, Grammar, children, in_full_precision, inside
 from hf_synlm.models.pcfg.rules import DenseRules, LowRankRules, draw, padded
@@ -57,7 +57,7 @@ def span_posteriors(grammar: Grammar, log_emission: Tensor, lengths: Tensor) -> 
 
 def best_trees(posteriors: Tensor, lengths: Tensor) -> list[list[Span]]:
     """The binary trees with the highest sum of posteriors, in post-order; at ties the left part is the shortest."""
-    tables = BinaryTreeCRF(posteriors[:, :-1, 1:], lengths).argmax()
+    tables = BinaryTrees(posteriors[:, :-1, 1:], lengths).argmax()
     spans = [[(i, j + 1) for j, i in table.t().nonzero().tolist() if i < j] for table in tables]
     return [sorted(tree, key=_post_order) for tree in spans]
 

@@ -38,6 +38,7 @@ from hf_synlm.models.prpn.parser import (
 from hf_synlm.models.prpn.predictor import PredictNetwork
 from hf_synlm.models.prpn.reader import ReadingLayer, UnbiasedLayerNorm
 from hf_synlm.recurrent.distance_model import DistanceLanguageModel
+from hf_synlm.recurrent.distances import at_columns
 from hf_synlm.recurrent.language_model import (
     RecurrentModelOutput,
     RecurrentNetwork,
@@ -176,26 +177,17 @@ class PRPNModel(RecurrentNetwork, PRPNPreTrainedModel):
         features_TBE, weights = self.predictor(torch.cat([past, hidden]), predict_gate, rows)
         features_SBE = torch.cat([features_before.to(features_TBE), features_TBE])
         features, supervised_TB = after_columns(features_SBE.transpose(0, 1), mask_BT), distances.supervised_TB
+        attentions_BT = [w.transpose(0, 1) for w in (*attentions, weights)]
         output = PRPNModelOutput(
             last_hidden_state=features,
             hidden_states=(*recorded, features) if segment.record else None,
-            distances=_at_tokens(distances.own_TB, mask_BT)[:, None],
-            next_distances=_at_tokens(distances.next_TB, mask_BT),
-            syd_distances=None if supervised_TB is None else _at_tokens(supervised_TB, mask_BT)[:, None],
-            attentions=tuple(_at_tokens(w, mask_BT) for w in (*attentions, weights)) if segment.attend else None,
+            distances=at_columns(distances.own_TB.t(), mask_BT)[:, None],
+            next_distances=at_columns(distances.next_TB.t(), mask_BT),
+            syd_distances=None if supervised_TB is None else at_columns(supervised_TB.t(), mask_BT)[:, None],
+            attentions=tuple(at_columns(w, mask_BT) for w in attentions_BT) if segment.attend else None,
         )
         last_distances = last_entries(distances_SB, count_B, config.num_slots)
         return output, (last_entries(features_SBE, count_B, 1), last_distances, *new_tapes, *distances.state)
-
-
-def _at_tokens(values_TB: Tensor, mask_BT: Tensor | None) -> Tensor:
-    """Values [T, B, ...] of tokens that stand first, at the columns of the input [B, T, ...]; 0 where no token is."""
-    values_BT = values_TB.transpose(0, 1)
-    if mask_BT is None:
-        return values_BT
-    # The column before the first is only read at columns that get 0.
-    columns = after_columns(torch.cat([values_BT[:, :1], values_BT], 1), mask_BT)
-    return columns.masked_fill(~mask_BT.view(*mask_BT.shape, *[1] * (columns.dim() - 2)), 0)
 
 
 # ---------------------------------------------------------------------------------------------- language model

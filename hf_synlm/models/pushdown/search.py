@@ -267,8 +267,7 @@ class PushdownSearch(GeneratingSearch):
         if tape.shape[2] > width:
             pool.features["tape"] = grown(pool.features["tape"], 2, max(tape.shape[2], 2 * width))
         tape = F.pad(tape, (0, pool.features["tape"].shape[2] - tape.shape[2]))
-        first = pool.append(made, before, position, word, length=length, tape=tape.int())
-        own = torch.arange(first, pool.size, device=nodes.device).expand_as(nodes)
+        own = pool.append(made, before, position, word, length=length, tape=tape.int())
         self.machine.read(pool, path, own)
         return own
 
@@ -365,8 +364,7 @@ class PushdownSearch(GeneratingSearch):
         parents = pool.compact(keep, int(keep.sum(1).amax()), parents)
         start = state.num_tokens[:, None].expand_as(parents)
         word = pool.push(parents, WORD, tokens, start)
-        first = pool.append(word, parents, pool.field("position", parents) + 1, tokens)
-        own = torch.arange(first, pool.size, device=parents.device).expand_as(parents)
+        own = pool.append(word, parents, pool.field("position", parents) + 1, tokens)
         nodes = torch.where(moving[:, None], own, parents)
         return SearchState(pool, nodes, scores, state.num_tokens + moving, [nodes.shape[1]], state.edges), order
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_synlm.core.compiled_levels import LevelModule
+from hf_synlm.core.losses import widened
 from hf_synlm.core.matrix_products import ROW_STEP, linear, uses_onednn
 from hf_synlm.core.module_tools import saved_whole, weight_of
 from hf_synlm.models.rnng.forest_lstm import batched_map, by_activation, forest_lstm, lstm_step
@@ -148,7 +149,7 @@ class AttentionComposition(nn.Module):
         # (V H_i) . q = H_i . (V^T q): one multiplication per node instead of one per child
         score = torch.einsum("rmd,rd->rm", both, (query @ weight_of(self.key).to(query.dtype)).to(both.dtype))
         column = torch.arange(both.shape[1], device=score.device)
-        score = score.to(torch.promote_types(score.dtype, torch.float32))
+        score = widened(score)
         weight = score.masked_fill(column >= chains.length[:, None], float("-inf")).softmax(1).to(both.dtype)
         total = self.dropout(torch.einsum("rm,rmd->rd", weight, both))
         label = self.dropout(self.labels(label_R))

@@ -67,11 +67,6 @@ class RNNGConfig(LabeledTreeConfig):
         return self.transition_system == "in_order"
 
     @property
-    def first_nonterminal(self) -> int:
-        """Action id that opens the first nonterminal; padding, SHIFT, REDUCE (and FINISH) come before."""
-        return 4 if self.in_order else 3
-
-    @property
     def consecutive_limit(self) -> int:
         """`max_consecutive_nonterminals`, or its default."""
         return self.max_consecutive_nonterminals or (3 if self.in_order else 8)

@@ -162,7 +162,7 @@ class _ForestLSTM(torch.autograd.Function):
         recur = batched_map(by_activation(weight_hh_GDD, 1).to(dtype), max(sizes), len(sizes))
         states = acts.new_empty(*acts.shape[:2], 2 * size)
         before = torch.zeros_like(states)  # those of the parents
-        levels = _levels(sizes)
+        levels = level_slices(sizes)
         for level, rows in enumerate(levels):
             if level:
                 _read_parents(states[:, levels[level - 1]], parents[level - 1], before[:, rows])
@@ -184,7 +184,7 @@ class _ForestLSTM(torch.autograd.Function):
         forget, grads, grad_gates = acts[..., 2 * size : 3 * size], torch.zeros_like(states), torch.empty_like(acts)
         grads[..., :size] = grad_hidden_GPD
         down = torch.zeros_like(states)  # what flows to the parents
-        levels = _levels(sizes)
+        levels = level_slices(sizes)
         for level in range(len(sizes) - 1, -1, -1):
             rows = levels[level]
             slopes = through[:, rows], factors[:, rows]
@@ -279,7 +279,7 @@ def _to_parents(above: Tensor, more: Tensor, parent: Parents) -> Tensor:
     return above.index_add(1, parent, more.to(above.dtype))
 
 
-def _levels(sizes: Sequence[int]) -> list[slice]:
+def level_slices(sizes: Sequence[int]) -> list[slice]:
     """The steps of every level."""
     ends = list(itertools.accumulate(sizes))
     return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]

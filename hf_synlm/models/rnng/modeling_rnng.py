@@ -50,7 +50,7 @@ class RNNGPreTrainedModel(LabeledTrees, SyntacticPreTrainedModel):
     stack_machine_class = RNNGStackMachine
 
     def _add_heads(self) -> None:
-        self.action_head = nn.Linear(self.config.embedding_size, self.config.num_actions)
+        self.action_head = nn.Linear(self.config.embedding_size, self.config.system.num_actions)
         self.lm_head = nn.Linear(self.config.embedding_size, self.config.vocab_size)
 
     @torch.no_grad()

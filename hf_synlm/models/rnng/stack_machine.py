@@ -37,7 +37,7 @@ class RNNGStackMachine(LabeledStackMachine):
         self.action_head = model.action_head
         self._pusher = self.model.stack_lstm.pusher()
         self._read_chains = self.model.composition.rnn.prepared()
-        labels = torch.arange(self.config.num_actions - self.first, device=self.model.device)
+        labels = torch.arange(self.num_actions - self.first, device=self.model.device)
         # Of every action: the element of its nonterminal, and what that brings to the gates.
         elements = self.model.embed_nonterminals(labels)
         self._elements = torch.cat([elements.new_zeros(self.first, elements.shape[1]), elements])

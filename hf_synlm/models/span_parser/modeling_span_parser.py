@@ -26,11 +26,11 @@ from transformers import AutoModel, PreTrainedModel, initialization as init
 from transformers.utils import ModelOutput
 
 from hf_synlm.core.backbone_adapter import AdapterMixin
+from hf_synlm.core.binary_trees import BinaryTrees
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.core.outputs import ParseOutput
 from hf_synlm.core.rows import columns_of_tokens, tokens_first
 from hf_synlm.core.token_batch import attended_tokens
-from hf_synlm.models.span_parser.chart import best_trees
 from hf_synlm.models.span_parser.configuration_span_parser import SpanParserConfig
 
 TAG_WEIGHT = 0.3
@@ -250,7 +250,9 @@ class SpanParserForTokenClassification(AdapterMixin):
             tags = self.tag_head(found.words).argmax(2).tolist()
         row, count = torch.arange(len(gain), device=gain.device), found.num_words
         place = torch.arange(gain.shape[1], device=gain.device)
-        chosen = best_trees(gain.clamp(min=0), count) & (gain > 0)
+        # A span of a binary tree without a gain is no constituent: these trees stand for trees of any shape.
+        best = BinaryTrees(gain.clamp(min=0)[:, :-1, 1:], count).argmax()
+        chosen = F.pad(best, (1, 0, 0, 1)) & (gain > 0)
         chosen[row, 0, count] = True
         inside = (place[:, None] < place) & (place <= count[:, None, None])
         log_probs = (null * inside + gain * chosen).sum((1, 2))

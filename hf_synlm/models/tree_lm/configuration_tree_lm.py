@@ -101,11 +101,6 @@ class TreeLMConfig(LabeledTreeConfig):
         return self.linearization
 
     @property
-    def first_nonterminal(self) -> int:
-        """Action id of the first label."""
-        return 4 if self.is_bottom_up else 3
-
-    @property
     def num_label_tokens(self) -> int:
         """Number of tokens that are labels: openings and closings, or (bottom-up) closings alone."""
         return len(self.nonterminals) * (1 if self.is_bottom_up else 2)

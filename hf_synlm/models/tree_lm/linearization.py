@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig
 
 from hf_synlm.trees.prefixes import Prefixes
-from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT, TransitionSystem
+from hf_synlm.trees.transitions import FINISH, PAD, REDUCE, SHIFT
 
 BEGIN = -1  # the begin token, where it stands among actions
 
@@ -64,14 +64,14 @@ def linearize(actions: Tensor, words: Tensor, config: PreTrainedConfig) -> Linea
     """
     # The begin token is an element of the stack that stays for ever; here it is an action of its own.
     actions = torch.cat([actions.new_full((len(actions), 1), BEGIN), actions], 1)
-    opens, reduces, shifts = actions >= config.first_nonterminal, actions == REDUCE, actions == SHIFT
+    opens, reduces, shifts = actions >= config.system.first_nonterminal, actions == REDUCE, actions == SHIFT
     num_open = (opens.long() - reduces.long()).cumsum(1)
     popped = _popped(num_open, actions != PAD)
 
     number = torch.arange(actions.shape[1], device=actions.device)
     is_open = opens[:, None] & (number < number[:, None]) & (popped[:, None] >= number[:, None])
     innermost = torch.where(is_open, number, -1).amax(2)
-    labels = (actions - config.first_nonterminal).clamp(min=0)
+    labels = (actions - config.system.first_nonterminal).clamp(min=0)
     open_label = torch.where(innermost >= 0, labels.gather(1, innermost.clamp(min=0)), -1)
 
     order = (shifts.cumsum(1) - 1).clamp(min=0, max=words.shape[1] - 1)
@@ -140,7 +140,7 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
 
     `word_ends` [B, T] have their tokens from the first column on; None = every token ends a word.
     """
-    opens, reduces, shifts = actions >= config.first_nonterminal, actions == REDUCE, actions == SHIFT
+    opens, reduces, shifts = actions >= config.system.first_nonterminal, actions == REDUCE, actions == SHIFT
     last = (actions != PAD).sum(1, keepdim=True) - 1
     place = torch.arange(actions.shape[1], device=actions.device)
     if config.is_bottom_up:
@@ -150,7 +150,7 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
         num_open = (opens.long() - reduces.long()).cumsum(1)
         wrong = opens & F.pad(reduces[:, 1:], (0, 1))
         wrong = ((wrong | (num_open < 1)) & (place < last)) | (((num_open != 0) | ~reduces) & (place == last))
-    wrong = wrong | (actions >= config.num_actions)
+    wrong = wrong | (actions >= config.system.num_actions)
     if word_ends is not None:
         inside = (
             ~word_ends.gather(1, (shifts.cumsum(1) - 1).clamp(min=0, max=word_ends.shape[1] - 1))
@@ -165,7 +165,7 @@ def check_derivations(actions: Tensor, num_words: Tensor, word_ends: Tensor | No
     ends = [True] * count if word_ends is None else word_ends[row, :count].tolist()
     taken = [action for action in actions[row].tolist() if action]
     try:
-        for _ in TransitionSystem(config.transition_system, len(config.nonterminals)).steps(taken, ends):
+        for _ in config.system.steps(taken, ends):
             pass
     except ValueError as error:
         raise ValueError(f"actions of row {row}: {error}") from None

@@ -4,7 +4,6 @@
 Shapes: P pushes, R rows, L layers, h width.
 """
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 from hf_synlm.core.compiled_levels import LevelModule
 from hf_synlm.core.matrix_products import linear, weight_gradient
 from hf_synlm.core.module_tools import unwrapped, weight_of
-from hf_synlm.models.rnng.forest_lstm import Parents, forest_lstm
+from hf_synlm.models.rnng.forest_lstm import Parents, forest_lstm, level_slices
 
 
 class URNNGStackLSTM(LevelModule):
@@ -94,7 +93,8 @@ class _TreeLSTM(torch.autograd.Function):
         states[:first, :size] = words
         parts, acts = (words.new_empty(count, width * size) for width in (2, 5))
         with torch.autocast(device, enabled=False):
-            for rows, (right, left) in zip(_rows(levels), levels, strict=True):
+            places = level_slices([len(right) for right, _ in levels])
+            for rows, (right, left) in zip(places, levels, strict=True):
                 parts[rows, :size], parts[rows, size:] = states[right, :size], states[left, :size]
                 acts[rows] = F.linear(parts[rows].to(dtype), weight.to(dtype), bias.to(dtype))
                 i, f_r, f_l, o = acts[rows, : 4 * size].sigmoid_().chunk(4, -1)
@@ -113,7 +113,8 @@ class _TreeLSTM(torch.autograd.Function):
         size, first, grads = weight.shape[1] // 2, len(states) - len(parts), torch.zeros_like(states)
         grads[:, :size] = grad_hidden
         grad_gates = torch.empty_like(acts)
-        for rows, (right, left) in reversed([*zip(_rows(ctx.levels), ctx.levels, strict=True)]):
+        places = level_slices([len(right) for right, _ in ctx.levels])
+        for rows, (right, left) in reversed([*zip(places, ctx.levels, strict=True)]):
             new = slice(first + rows.start, first + rows.stop)
             i, f_r, f_l, o, g = acts[rows].chunk(5, -1)
             tanh = states[new, size:].tanh()
@@ -129,9 +130,3 @@ class _TreeLSTM(torch.autograd.Function):
         grad_gates = grad_gates.to(ctx.dtype)
         grad_weight = weight_gradient(grad_gates, parts.to(ctx.dtype)).to(weight.dtype)
         return grads[:first, :size], grad_weight, grad_gates.sum(0).to(weight.dtype), None
-
-
-def _rows(levels: Sequence[tuple[Tensor, Tensor]]) -> list[slice]:
-    """The constituents of every level."""
-    ends = list(itertools.accumulate(len(right) for right, _ in levels))
-    return [slice(end - len(right), end) for end, (right, _) in zip(ends, levels, strict=True)]

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
+from hf_synlm.core.losses import widened
 from hf_synlm.core.module_tools import SyntacticPreTrainedModel, check_tied_words
 from hf_synlm.core.outputs import SyntacticLMOutput
 from hf_synlm.core.rows import at_places
@@ -71,7 +72,7 @@ class URNNGPreTrainedModel(SyntacticPreTrainedModel):
     def action_log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities [..., 2] of GEN and COMP where both are legal, float32 or wider."""
         logit = self.action_head(hidden)
-        logit = logit.to(torch.promote_types(logit.dtype, torch.float32)).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
+        logit = widened(logit).clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT)
         return F.logsigmoid(torch.cat([-logit, logit], -1))
 
 

@@ -47,7 +47,9 @@ class URNNGStackMachine(LevelMachine):
         self._push_on(pool, below, nodes, None, F.pad(word, (0, size)))
         return pool, torch.zeros_like(none)
 
-    def _push_on(self, pool: NodePool, below: Tensor, nodes: Nodes, length: Tensor | None, constituent: Tensor) -> int:
+    def _push_on(
+        self, pool: NodePool, below: Tensor, nodes: Nodes, length: Tensor | None, constituent: Tensor
+    ) -> Tensor:
         """Push constituents [B, R, 2 h] on the states `below` [B, R, L, 2 h]."""
         state = self.base.stack_lstm.push(constituent.chunk(2, -1)[0], below)
         log_probs = self.predict_actions(state[..., -1, : self.config.hidden_size])
@@ -73,7 +75,7 @@ class URNNGStackMachine(LevelMachine):
         vectors: list[Tensor],
         num_tokens: Tensor,
         levels: Levels | None,
-    ) -> int:
+    ) -> Tensor:
         """Push constituents on the states below them, which `read` then finds there."""
         # Under the first element stands the state after the begin token, node 0.
         below = pool.feature("state", nodes.below.clamp(min=0)).unflatten(2, (self.config.num_layers, -1))
@@ -122,8 +124,7 @@ class URNNGSearch(SynchronousSearch):
     def _closed(self, state: SearchState, ended: Candidates) -> Candidates:
         """Candidates that end, with COMP after the end token; the state does not change."""
         pool, size, count = state.pool, state.pool.size, state.num_tokens + 1
-        first = self.machine.push(pool, ended.parents, count, tokens=ended.tokens)
-        nodes = torch.arange(first, pool.size, device=ended.parents.device).expand_as(ended.parents)
+        nodes = self.machine.push(pool, ended.parents, count, tokens=ended.tokens)
         comp = self.machine.action_log_probs(pool, nodes, count, None)[..., 1]
         pool.truncate(size)
         # Without a hypothesis there is no COMP, either.

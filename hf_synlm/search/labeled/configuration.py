@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_synlm.core.configuration_base import SyntacticConfig
+from hf_synlm.trees.transitions import TransitionSystem
 
 LOSS_NORMALIZATIONS = ("batch", "sum", "action", "token")
 NORMALIZATIONS = ("search", "train")
@@ -77,9 +78,9 @@ class LabeledTreeConfig(SyntacticConfig):
         super().__post_init__(**kwargs)
 
     @property
-    def num_actions(self) -> int:
-        """Number of action ids, padding included."""
-        return self.first_nonterminal + len(self.nonterminals)
+    def system(self) -> TransitionSystem:
+        """What the ids of actions mean."""
+        return TransitionSystem(self.transition_system, len(self.nonterminals))
 
     @property
     def searches_best_first(self) -> bool:

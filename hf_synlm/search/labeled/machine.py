@@ -132,8 +132,8 @@ class LabeledStackMachine(StackMachine):
         self.end_token_ids = end_token_ids
         if self.normalization not in ("search", "train"):
             raise ValueError(f"normalization {self.normalization!r} is unknown. Choose 'search' or 'train'.")
-        self.in_order, self.first = self.config.in_order, self.config.first_nonterminal
-        self.num_actions = self.config.num_actions
+        self.in_order, system = self.config.in_order, self.config.system
+        self.first, self.num_actions = system.first_nonterminal, system.num_actions
         self._told_ends = False  # of words, by the caller
         self._make_tables()
         self._prepare(model)
@@ -181,7 +181,7 @@ class LabeledStackMachine(StackMachine):
 
     def _make_tables(self) -> None:
         """Tables of what never changes."""
-        kinds = torch.arange(self.config.num_actions, device=self.model.device)
+        kinds = torch.arange(self.num_actions, device=self.model.device)
         self._kind = kinds.clamp(max=self.first)
         self.not_structural = (kinds != REDUCE) & (kinds < self.first)
         # What an NT adds to the fields of a state.

@@ -27,10 +27,11 @@ from transformers import (
 
 from hf_synlm.core.backbone_adapter import linear_layers
 from hf_synlm.core.configuration_base import position_limit
-from hf_synlm.data.tokenizers import num_model_tokens
+from hf_synlm.data.tokenizers import check_vocabulary
 from hf_synlm.training.arguments.base import ModelArguments, TrainingArguments, check_overrides
 
 WAITING_TIME = timedelta(hours=2)
+OWN_TOKENIZER = "Pass the model's own tokenizer as --tokenizer-name."  # a remedy
 
 
 def make_accelerator(arguments: TrainingArguments) -> Accelerator:
@@ -207,18 +208,8 @@ def load_pretrained(
             f"model_name_or_path {name!r} lacks weights. Random weights would take their place: "
             f"{', '.join(sorted(loading['missing_keys']))}. Name a complete model of type {wanted!r}."
         )
-    check_vocabulary(tokenizer, model.config)
+    check_vocabulary(tokenizer, model.config.vocab_size, OWN_TOKENIZER)
     return model
-
-
-def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig) -> None:
-    """Raise ValueError if a tokenizer has more tokens than the model of a configuration."""
-    count = num_model_tokens(tokenizer)
-    if count > config.vocab_size:
-        raise ValueError(
-            f"The tokenizer has {count} tokens and the model {config.vocab_size}. "
-            "Pass the model's own tokenizer as --tokenizer-name."
-        )
 
 
 def new_or_pretrained(

@@ -24,7 +24,6 @@ from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import collate_contexts
 from hf_synlm.data.contexts import ContextDataset
 from hf_synlm.data.files import flag_of
-from hf_synlm.data.tokenizers import special_token_ids
 from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.gold_treebank import Treebank, load_treebank, score_baselines
 from hf_synlm.training.arguments.contexts import DataArguments, EvaluationArguments, GPSTModelArguments
@@ -62,7 +61,10 @@ def make_model(
     """Make an untrained model for contexts of up to `context_length` tokens, or load the one to continue from."""
     if arguments.row.is_baseline:
         return make_baseline(arguments.architecture, arguments.config_overrides, tokenizer, context_length)
-    defaults = {**special_token_ids(tokenizer), "document_end_token": arguments.document_end_token}
+    special = arguments.row.model_class.config_class.from_tokenizer(tokenizer)
+    names = ("vocab_size", *(f"{role}_token_id" for role in ("bos", "eos", "pad", "cls", "sep", "reduce")))
+    defaults = {name: getattr(special, name) for name in names}
+    defaults["document_end_token"] = arguments.document_end_token
     model = new_or_pretrained(arguments, tokenizer, {}, defaults)
     remedy = "Change it, or the sizes of the model."
     check_length(model.config, context_length, f"context_length {context_length}", remedy)

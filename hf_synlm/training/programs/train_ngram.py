@@ -8,7 +8,6 @@ Text, tokens and options are those of `pretrain_gpst`; the n-grams consist of th
 sentences. `output_dir` holds a model of transformers with exact next-token probabilities.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from hf_synlm.data.shards import PreparedCorpus
 from hf_synlm.evaluation.text.ngram import NGramForCausalLM
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.training.arguments.base import parse_arguments
 from hf_synlm.training.arguments.contexts import NGramArguments
 from hf_synlm.training.engine.runner import end_counting, tells_errors
@@ -47,7 +47,7 @@ def perplexity(model: NGramForCausalLM, ids: Tensor, places: Tensor) -> float:
     for sentence in ids.tensor_split((places == 0).nonzero().flatten()[1:]):
         logits = model(sentence[None]).logits[0, :-1]
         nats -= float(logits.gather(1, sentence[1:, None]).sum())
-    return math.exp(nats / int((places > 0).sum()))
+    return perplexity_of(nats / int((places > 0).sum()))
 
 
 def run(arguments: NGramArguments) -> None:

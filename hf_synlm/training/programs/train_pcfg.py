@@ -8,7 +8,6 @@ The model that is kept is the one with the best validation likelihood, never the
 al. (ACL 2019), Yang et al. (NAACL 2021, NAACL 2022), Liu et al. (EMNLP Findings 2023).
 """
 
-import math
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hf_synlm.core.losses import share_of
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.training.arguments.base import refuse
 from hf_synlm.training.arguments.text import CurriculumArguments, PCFGDataArguments
 from hf_synlm.training.engine.runner import run_recipe
@@ -71,7 +71,7 @@ class PCFGRecipe(TextRecipe):
         """The parts, and the perplexity of the training text."""
         tokens = means["tokens"]
         nats = sum(means[name] for name in ("language_model", "kl") if name in means)
-        return {**means, "perplexity": math.exp(min(nats / tokens, 700))}
+        return {**means, "perplexity": perplexity_of(nats / tokens)}
 
 
 main = partial(run_recipe, PCFGRecipe)

@@ -10,7 +10,6 @@ the program measures perplexity and the F1 of the trees that TreeReg's score giv
 Nandi, Manning and Murty, "Sneaking Syntax into Transformer Language Models with Tree Regularization" (NAACL 2025).
 """
 
-import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +34,7 @@ from hf_synlm.data.files import lock_output
 from hf_synlm.data.samples import EMBEDDED
 from hf_synlm.data.treebank import TreebankSentence, read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.evaluation.trees.baseline_trees import random_tree
 from hf_synlm.evaluation.trees.parsing import unlabeled_f1
 from hf_synlm.hub.abilities import declared
@@ -198,7 +198,7 @@ def train_and_measure(trainer: Trainer, measure: Callable[[], dict[str, float]])
     trainer.train(resume_from_checkpoint=trainer.args.resume_from_checkpoint)
     trainer.save_model()
     metrics = trainer.evaluate()
-    metrics["eval_perplexity_per_token"] = math.exp(metrics["eval_loss"])
+    metrics["eval_perplexity_per_token"] = perplexity_of(metrics["eval_loss"])
     metrics |= measure()
     trainer.log_metrics("eval", metrics)
     trainer.save_metrics("eval", metrics)

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_synlm.core.module_tools import evaluation_mode
+from hf_synlm.evaluation.text.perplexity import perplexity_of
 from hf_synlm.hub.abilities import tree_codec
 from hf_synlm.training.arguments.base import refuse
 from hf_synlm.training.arguments.treebank import (
@@ -223,7 +224,7 @@ class URNNGRecipe(TreebankRecipe):
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """The parts, and what the evidence lower bound says of the perplexity."""
         nats = means["word_nats"] + means["action_nats"] - means["entropy"]
-        return {**means, "perplexity_bound": math.exp(min(nats / means["tokens"], 700))}
+        return {**means, "perplexity_bound": perplexity_of(nats / means["tokens"])}
 
     # -------------------------------------------------------------------------------------------- evaluation
     def best_model(self) -> RateControl:
@@ -262,8 +263,8 @@ class URNNGRecipe(TreebankRecipe):
         losses = {
             "nats": -sum(evidence),
             "nats_per_sentence": -sum(evidence) / len(dataset),
-            "perplexity_bound": math.exp(min(-sum(evidence) / tokens, 700)),
-            "importance_perplexity": math.exp(min(-sum(importance) / tokens, 700)),
+            "perplexity_bound": perplexity_of(-sum(evidence) / tokens),
+            "importance_perplexity": perplexity_of(-sum(importance) / tokens),
         }
         gold = [dataset.sentence(row) for row in range(len(dataset))]
         own, right = induction_scores(spans, gold, dataset.punctuation_by)

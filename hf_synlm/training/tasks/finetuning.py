@@ -6,7 +6,6 @@ asks for it (`takes`), and at the export.
 """
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -23,7 +22,8 @@ from transformers import (
 
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import LABEL_PADDING
-from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, load_tokenizer, num_model_tokens
+from hf_synlm.data.files import read_json
+from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, check_vocabulary, load_tokenizer, num_model_tokens
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.hub.checkpoint import one_line_errors
@@ -34,7 +34,7 @@ from hf_synlm.training.arguments.finetuning import ModelArguments
 from hf_synlm.training.engine.checkpoints import BestModel
 from hf_synlm.training.engine.export import hub_facts, model_name
 from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, EVALUATION_FILE
-from hf_synlm.training.engine.run import Run, check_vocabulary, precision_of
+from hf_synlm.training.engine.run import OWN_TOKENIZER, Run, precision_of
 from hf_synlm.training.engine.steps import map_rows, model_loss, to_device
 from hf_synlm.training.tasks.example_tables import ExampleDataset
 from hf_synlm.training.tasks.gpst_training import GPSTTraining
@@ -102,7 +102,7 @@ class FineTuning(GPSTTraining):
             tokenizer = load_tokenizer(name)
         else:
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=arguments.trust_remote_code)
-        check_vocabulary(tokenizer, config)
+        check_vocabulary(tokenizer, config.vocab_size, OWN_TOKENIZER)
         names = {"cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
         added = {role: names[role] for role in roles if getattr(tokenizer, role) is None}
         if tokenizer.pad_token is None:
@@ -218,7 +218,7 @@ class FineTuning(GPSTTraining):
         that differ in them, in the data, or in architecture and size of the model are not averaged. The weights they
         begin with may differ: the seed of pretraining varies, too.
         """
-        arguments = json.loads((run.output_dir / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+        arguments = read_json(run.output_dir / ARGUMENTS_FILE)
         model = run.accelerator.unwrap_model(run.model)
         EvaluationResult(
             task=task,

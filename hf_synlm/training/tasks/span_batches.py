@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hf_synlm.data.collate import LABEL_PADDING, encode_words
+from hf_synlm.data.punctuation import BRACKET_OF
 from hf_synlm.data.treebank import TreebankSentence
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence
 from hf_synlm.training.engine.samplers import PaddedBatchSampler
@@ -21,8 +22,7 @@ from hf_synlm.trees.codecs import pad_inputs
 # Rarer labels and tags are not learned.
 LEAST = 5
 # What treebanks write otherwise than other text.
-_PLAIN = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
-_PLAIN |= {"``": '"', "''": '"', "\\/": "/"}
+_PLAIN = BRACKET_OF | {"``": '"', "''": '"', "\\/": "/"}
 _NOT = Regex(r"(?<!\S)n't(?!\S)")
 
 

@@ -28,9 +28,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_synlm.core.binary_tree_crf import BinaryTreeCRF, tree_actions
 from hf_synlm.core.losses import share_of
-from hf_synlm.training.tasks.inference_network import InferenceNetwork
+from hf_synlm.training.tasks.inference_network import BinaryTreeCRF, InferenceNetwork, tree_actions
 from hf_synlm.trees.actions import COMP, GEN, PAD_ACTION
 
 NETWORK_FILE = "inference_network.safetensors"

@@ -2,7 +2,6 @@
 """The tokenizer of a run on sentences: named, or made from the words of the training sentences."""
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from accelerate import Accelerator
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_synlm.data.files import folder_writer, write_json
+from hf_synlm.data.files import folder_writer, read_json, write_json
 from hf_synlm.data.text import errors_at
 from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.hub.checkpoint import check_tokenizer_source
@@ -45,7 +44,7 @@ def load_or_make_tokenizer(
                 save_tokenizer(tokenizer, partial)
                 write_json(partial / MADE_FROM, made_from)
         accelerator.wait_for_everyone()
-        known = json.loads(Path(source, MADE_FROM).read_text(encoding="utf-8"))
+        known = read_json(Path(source, MADE_FROM))
         changed = {option: value for option, value in made_from.items() if known.get(option) != value}
         if changed:
             raise ValueError(

@@ -466,6 +466,7 @@ def test_joint_generation_without_special_tokens() -> None:
 def test_what_joint_generation_refuses() -> None:
     model = tiny()
     for options, message in (
+        ({"structure_mode": "jiont"}, "structure_mode='jiont' must be 'joint' or 'marginal'"),
         ({"num_beams": 3}, "num_beams: not supported with structure_mode='joint'. Try 'marginal'"),
         ({"top_k": 3, "temperature": 0.5}, "temperature, top_k: not supported with structure_mode='joint'"),
         ({"generation_config": GenerationConfig(top_k=3)}, "top_k: not supported with structure_mode='joint'"),

@@ -297,6 +297,6 @@ def test_length_of_a_derivation_is_bounded(num_tokens: int, longest: int) -> Non
     """At the end of a sentence an in-order model that always opens a constituent stops at the authors' length."""
     model = make_model("in_order", max_consecutive_nonterminals=1000, nonterminals=["S"])
     with torch.no_grad():
-        model.action_head.bias[model.config.first_nonterminal] += 50.0
+        model.action_head.bias[model.config.system.first_nonterminal] += 50.0
     actions = model.parse(torch.full((1, num_tokens), 3), num_beams=1, action_beam_size=2).actions
     assert longest - 8 < int((actions > 0).sum()) <= longest

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from hf_synlm import SpanParserConfig, SpanParserForTokenClassification
 from hf_synlm.cli import main
 from hf_synlm.core.backbone_adapter import linear_layers
+from hf_synlm.core.binary_trees import BinaryTrees
 from hf_synlm.data.collate import encode_words
 from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.evaluation.text.words import treebank_words
 from hf_synlm.hub.loading import load_pretrained
-from hf_synlm.models.span_parser.chart import best_trees
 from hf_synlm.training.programs import train_span_parser
 from hf_synlm.training.tasks import span_batches
 from tests.helpers.commands import run
@@ -67,7 +67,8 @@ def test_the_best_tree_is_that_of_brute_force():
     for _ in range(20):
         count = torch.randint(1, 8, (4,))
         gain = torch.randn(4, int(count.max()) + 1, int(count.max()) + 1).clamp(min=0)
-        for values, chosen, n in zip(gain, best_trees(gain, count), count.tolist(), strict=True):
+        trees = F.pad(BinaryTrees(gain[:, :-1, 1:], count).argmax(), (1, 0, 0, 1))
+        for values, chosen, n in zip(gain, trees, count.tolist(), strict=True):
 
             @cache
             def best(i: int, j: int, values=values) -> float:

@@ -262,7 +262,7 @@ def test_the_walk_with_a_stack(structure):
             torch.testing.assert_close(found[:, 3], slow[:, 1])
             slow[:, 1] = -math.inf
         torch.testing.assert_close(found[:, 1], slow[:, :19].logsumexp(1))
-        torch.testing.assert_close(found[:, model.config.first_nonterminal :], slow[:, 19:22])
+        torch.testing.assert_close(found[:, model.config.system.first_nonterminal :], slow[:, 19:22])
 
 
 # -------------------------------------------------------------------------------------------------- exact sums
