@@ -264,7 +264,8 @@ def span_attention_to_svg(span_scores: Any, words: Sequence[str]) -> str:
     if len(words) == 1:
         raise ValueError("one token has no span before it, so there is nothing to draw")
     table: list[list[float | None]] = []
-    for end, weights in enumerate(span_scores.double().softmax(1).tolist()):
+    scores = np.array(span_scores.tolist(), dtype=float)
+    for end, weights in enumerate(np.exp(scores - np.logaddexp.reduce(scores, 1, keepdims=True)).tolist()):
         # The last slot is the span that begins right before the token; the first ones may begin before the text.
         shares = weights[max(0, len(weights) - end) :]
         table.append([*[None] * (end - len(shares)), *shares, *[None] * (len(words) - end)])

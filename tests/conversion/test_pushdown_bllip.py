@@ -15,9 +15,8 @@ from hf_synlm.cli import main
 from hf_synlm.conversion.files import convert_files
 from hf_synlm.conversion.pushdown import read_vocabulary
 from hf_synlm.data.samples import sample_path
-from hf_synlm.data.tokenizers import num_model_tokens, train_bpe_tokenizer
+from hf_synlm.data.tokenizers import check_vocabulary, num_model_tokens, train_bpe_tokenizer
 from hf_synlm.evaluation.text.words import encode_sentences
-from hf_synlm.training.engine.run import check_vocabulary
 from tests.helpers.commands import fail
 from tests.helpers.goldens import read_case
 from tests.helpers.refusals import refused
@@ -108,9 +107,9 @@ def test_it_is_trained_with_its_own_tokenizer(converted: Path):
     """The ids that the model refuses are no reason to make it larger; those of added tokens are."""
     config, tokenizer = AutoConfig.from_pretrained(converted), AutoTokenizer.from_pretrained(converted)
     assert len(tokenizer) > num_model_tokens(tokenizer) == config.vocab_size
-    check_vocabulary(tokenizer, config)
+    check_vocabulary(tokenizer, config.vocab_size, "")
     tokenizer.add_tokens(["<new>"])
-    refused("--tokenizer-name", check_vocabulary, tokenizer, config)
+    refused(r"and the model .*\. Take another", check_vocabulary, tokenizer, config.vocab_size, "Take another")
     assert num_model_tokens(train_bpe_tokenizer(LINES, 300)) == 300
 
 

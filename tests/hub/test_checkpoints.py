@@ -21,11 +21,12 @@ from release.model_table import BEGIN, COMMAND, END, PAGE, model_table
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from hf_synlm import PCFGConfig, PCFGForCausalLM
 from hf_synlm.cli import main
 from hf_synlm.evaluation.results import EvaluationResult, card_rows, load_result
 from hf_synlm.hub import export, upload
 from hf_synlm.hub.card import PAPERS, fill_card, missing_on_card
-from hf_synlm.hub.checkpoint import INDEX_FILE, stored_tensors
+from hf_synlm.hub.checkpoint import INDEX_FILE, num_parameters, stored_tensors
 from hf_synlm.hub.flatten import flat_files
 from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.arguments.base import find_config
@@ -209,6 +210,19 @@ def test_weights_keep_the_type_in_which_they_are_stored(tmp_path: Path):
     assert facts[0]["weights"] == facts[1]["weights"]  # so that numbers are still those of these weights
     assert {tensor.dtype for tensor in stored_tensors(cast).values()} == {"BF16"}
     assert "float16" not in (cast / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "sparse"])
+def test_buffers_are_no_parameters(name: str, tmp_path: Path):
+    if name == "sparse":
+        model = PCFGForCausalLM(
+            PCFGConfig(vocab_size=5, num_nonterminals=3, num_preterminals=3, grammar="sparse", num_rules=9)
+        )
+        model.save_pretrained(tmp_path)
+    else:
+        model = load(name)[0]
+    folder = tmp_path if name == "sparse" else CARDS / name
+    assert num_parameters(stored_tensors(folder)) == model.num_parameters()
 
 
 def test_the_size_in_the_list_of_shards_is_that_of_the_files(tmp_path: Path):

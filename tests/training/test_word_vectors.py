@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from hf_synlm.data.gold_trees import which_joined
 from hf_synlm.data.treebank import read_treebank
 from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
-from hf_synlm.training.tasks import treebank_recipe
+from hf_synlm.training.tasks import treebank_recipe, word_vectors
 from hf_synlm.training.tasks.word_vectors import take_word_vectors
 from tests.helpers.refusals import refused
 from tests.helpers.training_runs import TINY, cut_off, sample_files
@@ -63,8 +63,11 @@ def means_by_hand(tokenizer: PreTrainedTokenizerFast, source: str) -> tuple[dict
     return {k: torch.stack(v).mean(0) for k, v in found.items() if v}, {k: len(v) for k, v in found.items()}
 
 
-@pytest.mark.parametrize("size", [5, 12, 16])
-def test_pieces_begin_with_the_means_of_their_letters(size: int, source: str) -> None:
+@pytest.mark.parametrize(("size", "at_once"), [(5, 9), (12, 2), (16, 1)])
+def test_pieces_begin_with_the_means_of_their_letters(
+    size: int, at_once: int, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(word_vectors, "_AT_ONCE", at_once)
     tokenizer = subword_tokenizer([words for words, _ in SENTENCES], 40, min_frequency=1)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=size, n_layer=1, n_head=1))
@@ -122,7 +125,7 @@ def test_a_run_begins_with_word_vectors(
 def test_a_run_with_word_vectors_resumes(
     source: str, program: Callable[..., dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the vectors already: the folder of the source may have moved, and is not read."""
+    """It has the vectors already: the source is not read again, and its folder may be elsewhere."""
     flags, read = [*small_run(tmp_path), "--config-overrides", TINY["rnng"]], []
 
     def spy(model, tokenizer, name, sentences):

@@ -71,7 +71,7 @@ def averages(nats: float, tokens: int, words: int, suffix: str) -> dict[str, flo
 
 def perplexity_of(nats: float) -> float:
     """Exp of the mean nats, infinity where no number is as large."""
-    return math.exp(nats) if nats < 700 else math.inf
+    return math.inf if nats >= 700 else math.exp(nats)
 
 
 def evaluate_perplexity(

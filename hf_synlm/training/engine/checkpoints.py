@@ -38,6 +38,7 @@ from hf_synlm.training.engine.run import Run, TrainingState
 
 BEST_FILE = "best_model.safetensors"
 WEIGHTS_FILE = "model.safetensors"
+DAMAGED = "Delete the folder. The run then resumes from the previous checkpoint, if there is one."  # a remedy
 _VERSION = "config.transformers_version"
 _FIELD_OF_NESTED = re.compile(r"config\.(backbone|encoder)_config\.\w+")
 
@@ -81,15 +82,14 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, 
         accelerator.load_state(str(folder))
     except (OSError, RuntimeError, SafetensorError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"The checkpoint {folder} is damaged: {error}. Delete the folder. The run then resumes from the previous "
-            "checkpoint, if there is one."
+            f"The checkpoint {folder} is damaged: {error}. {DAMAGED}"
         ) from error
     return state
 
 
 def read_state(folder: Path, settings: dict[str, Any]) -> TrainingState:
     """Read the state of a checkpoint; settings that differ from those of this run are refused by name."""
-    state = TrainingState(**read_json(folder / STATE_FILE))
+    state = TrainingState(**read_json(folder / STATE_FILE, DAMAGED))
     old, new = _flat(state.settings), _flat(plain_settings(settings))
     # Before this field existed, classifiers had 1, and others nothing that it weighs.
     if (weight := "config.objective_weight") in new:

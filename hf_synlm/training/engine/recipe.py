@@ -111,7 +111,7 @@ class Recipe(ABC):
         """
 
     def begin(self, model: PreTrainedModel) -> None:
-        """Change an untrained model before its first step; a run that resumes has the change in its checkpoint."""
+        """Change the model before the first step; a run that resumes has the change in its checkpoint."""
         return
 
     def fingerprints(self) -> tuple[Any, Any]:

@@ -164,7 +164,7 @@ class GrammarRecipe(TreebankRecipe):
             self.accelerator.print(f"{count:,} of {len(self.tokenizer):,} tokens begin with word vectors of {source}")
 
     def settings(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Which model's word vectors the run began with, by its name alone: a folder may move."""
+        """Which model's word vectors the run began with, by name: its folder may be elsewhere now."""
         source = self.model_arguments.word_vectors
         return {**super().settings(model), "word_vectors": source and model_name(source)}
 

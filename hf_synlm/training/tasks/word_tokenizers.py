@@ -44,7 +44,7 @@ def load_or_make_tokenizer(
                 save_tokenizer(tokenizer, partial)
                 write_json(partial / MADE_FROM, made_from)
         accelerator.wait_for_everyone()
-        known = read_json(Path(source, MADE_FROM))
+        known = read_json(Path(source, MADE_FROM), "Delete the folder. The tokenizer is then made again.")
         changed = {option: value for option, value in made_from.items() if known.get(option) != value}
         if changed:
             raise ValueError(
