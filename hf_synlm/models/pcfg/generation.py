@@ -134,6 +134,7 @@ class PCFGGenerationMixin(RecurrentGenerationMixin):
 
 
 def _padded(rows: list[list[int]], filler: int) -> Tensor:
+    """Rows of unequal length [B, longest], which may be empty."""
     return pad_sequence([torch.tensor(row, dtype=torch.long) for row in rows], True, filler)
 
 
