@@ -81,9 +81,7 @@ def load_checkpoint(accelerator: Accelerator, folder: Path, settings: dict[str, 
     try:
         accelerator.load_state(str(folder))
     except (OSError, RuntimeError, SafetensorError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(
-            f"The checkpoint {folder} is damaged: {error}. {DAMAGED}"
-        ) from error
+        raise ValueError(f"The checkpoint {folder} is damaged: {error}. {DAMAGED}") from error
     return state
 
 
