@@ -110,6 +110,17 @@ class MeasureOptions(options.Beliefs):
 
         return counter(self.frequencies)
 
+    def settings(self) -> dict[str, Any]:
+        """What the result says of these measures."""
+        found = {"unit": self.unit, "first_word": self.first_word, **self.entropies}
+        if self.beliefs is not None:  # JSON has no inf
+            found["belief_update"] = [self.beliefs[0], f"order {self.beliefs[1]:g}"]
+        return {**found, "frequencies": self.frequencies}
+
+    def data(self) -> dict[str, Any]:
+        """The file of the frequencies, if there is one."""
+        return {} if self.counts_file is None else {"frequencies": describe_files([self.counts_file])}
+
     def scorer(self, scoring: options.Scoring, model: str) -> "TextScorer":
         """Load the model so that it computes these measures."""
         return scoring.scorer(model, begin=self.first_word, details=not self.lmzoo, **self.entropies)
@@ -275,14 +286,9 @@ def surprisal(
     unit = None if measures.lmzoo else measures.unit
     columns, counts = _write_words(items, scores, out, unit, opened.first)
     described |= {} if given.trees is None else given.describe(scorer)
-    settings = {"unit": measures.unit, **how, "first_word": measures.first_word, **measures.entropies}
-    if measures.beliefs is not None:  # JSON has no inf
-        settings["belief_update"] = [measures.beliefs[0], f"order {measures.beliefs[1]:g}"]
-    settings |= {"seed": scoring.seed, "frequencies": measures.frequencies, **described}
+    settings = {**measures.settings(), **how, "seed": scoring.seed, **described}
     seconds = time.perf_counter() - start
-    data: dict[str, Any] = {"files": describe_files(opened.files), "columns": columns}
-    if measures.counts_file is not None:
-        data["frequencies"] = describe_files([measures.counts_file])
+    data = {"files": describe_files(opened.files), "columns": columns, **measures.data()}
     versions = library_versions(*["wordfreq"][: measures.frequencies is not None])
     result = EvaluationResult.of(scorer, "surprisal", counts, settings, data, versions=versions, seconds=seconds)
     if out is not None:

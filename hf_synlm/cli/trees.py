@@ -68,6 +68,14 @@ class TreesOptions:
             )
         return self.num_trees or width
 
+    def check_format(self, style: str, parsing: options.Parsing, num_models: int) -> None:
+        """Refuse a format that shows one tree of a sentence where there are several."""
+        several = parsing.chosen(num_return_sequences=self.num_trees).get("num_return_sequences", 1)
+        if several != 1 and num_models == 1 and not self.consensus and style not in ("json", "html"):
+            raise ValueError(
+                f"--format {style} shows one tree of a sentence, not {several}. Choose --format json or html."
+            )
+
 
 def parse(
     *,
@@ -107,9 +115,7 @@ def parse(
     outputs.check_out(out, overwrite, texts, parsing.cache, model=model, check=lambda path, replace: None)
     if len(model) > 1 and (tokenize or parsing.cache):
         raise ValueError(f"--{'tokenize' if tokenize else 'cache'} works with one --model only. Leave this option out.")
-    several = parsing.chosen(num_return_sequences=wanted.num_trees).get("num_return_sequences", 1)
-    if several != 1 and len(model) == 1 and not wanted.consensus and style not in ("json", "html"):
-        raise ValueError(f"--format {style} shows one tree of a sentence, not {several}. Choose --format json or html.")
+    wanted.check_format(style, parsing, len(model))
     opened = reading.open([texts], input_format, "--input-format")
     is_whole = opened.items is opened.first or len(model) > 1 or wanted.consensus
     is_stream = not is_whole and "RANK" not in os.environ  # accelerate launch: all results come at the end
