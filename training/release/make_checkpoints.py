@@ -103,8 +103,6 @@ def training_phases(name: str, checkpoint: dict[str, Any]) -> list[tuple[Path, s
     phases = given if isinstance(given, list) else [given]
     folders = [RUNS / f"{name}-{number}" for number in range(1, len(phases))] + [RUNS / name]
     launch = LAUNCH.replace("precision no", f"precision {checkpoint.get('mixed_precision', 'no')}")
-    if checkpoint.get("on_gpu"):
-        launch = launch.replace(" --cpu", "")
     program, found = f"{launch} training/{checkpoint['script']} --config {checkpoint['config']}", []
     for number, (folder, data) in enumerate(zip(folders, phases, strict=True)):
         # A later phase has a seed of its own.
