@@ -102,8 +102,8 @@ def parse(
 
     The command prints trees as brackets, JSON, drawings, LaTeX, SVG or an HTML page. White space separates words. The
     pieces of a word stay together. A blank line stays blank. A sentence without a tree also becomes a blank line.
-    Pictures show the surprisal of each word given the words before it, summed over trees. With --tokenize, the leaves
-    of trees are pieces of words.
+    Pictures show the surprisal of each word given the words before it, summed over trees. If --tokenize splits words,
+    the leaves of trees are their parts.
 
     Examples:
         echo "the people agree" | synlm parse - --model model_cards/rnng-mini
@@ -351,6 +351,7 @@ def generate(
     overwrite: options.Overwrite = False,
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,
+    tokenize: options.Tokenize = None,
     choosing: ChoosingOptions,
     loading: options.Loading,
 ) -> None:
@@ -387,10 +388,12 @@ def generate(
         scorer.model,
         scorer.tokenizer,
         [text for text in texts if text is not None],
+        tokenize=scorer.tokenization(tokenize),
         batch_size=loading.batch_size,
         progress=f"generate: {scorer.name}",
         **chosen,
     )
+    outputs.say_tokenization(scorer, tokenize)
     if empty := sum(not text.num_new_tokens for text in found):
         outputs.say(
             f"texts without new words: {empty} of {len(found)}. Try another prompt, --sample, or another --seed."

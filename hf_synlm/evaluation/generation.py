@@ -6,6 +6,7 @@ The tree covers the whole text, prompt included, over tokens.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.core.configuration_base import position_limit
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.parsed import Hypothesis, ParsedSentence
-from hf_synlm.data.text import check_list
+from hf_synlm.data.text import NATURAL, Tokenization, check_list, tokenization_of
 from hf_synlm.evaluation.text.batches import usual_batch_size
 from hf_synlm.evaluation.text.processes import progress_bar
+from hf_synlm.evaluation.text.words import split_sentences
 from hf_synlm.hub.abilities import declared
 from hf_synlm.trees.codecs import pad_inputs
 
@@ -49,16 +51,19 @@ def generate_texts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
+    tokenize: Tokenization = "auto",
     batch_size: int | None = None,
     progress: str | None = None,
     **options: Any,
 ) -> list[GeneratedText]:
     """Continue prompts by `model.generate`, which gets `options`; an empty prompt begins a new text.
 
-    Gives `num_return_sequences` texts per prompt. All prompts are checked before the model begins.
+    Gives `num_return_sequences` texts per prompt. All prompts are checked before the model begins. `tokenize` says how
+    the words of prompts are split, as for `parse_sentences`.
     """
     check_list("prompts", prompts)
-    rows = [_prompt_ids(model, tokenizer, prompt) for prompt in prompts]
+    texts = _split(tokenizer, prompts, tokenize, getattr(model.config, "text_style", None))
+    rows = [_prompt_ids(model, tokenizer, text) for text in texts]
     _check_lengths(model, rows, options.get("max_new_tokens") or 0)
     found: list[GeneratedText] = []
     batch_size = usual_batch_size(batch_size, model)
@@ -67,6 +72,17 @@ def generate_texts(
             part = slice(start, start + batch_size)
             found += _continue(model, tokenizer, prompts[part], rows[part], options)
     return found
+
+
+def _split(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], tokenize: Tokenization, text_style: str | None
+) -> Sequence[str]:
+    """Prompts with spaces between the parts of words; unchanged for models that read text as it is written."""
+    how = tokenization_of(text_style, tokenize)
+    if how == "words" or text_style == NATURAL:
+        return prompts
+    split = split_sentences(tokenizer, [prompt.split() for prompt in prompts], how, text_style)
+    return [" ".join(chain.from_iterable(words)) for words in split]
 
 
 def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:

@@ -122,6 +122,19 @@ def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsy
     assert run(capsys, "draw", "-").splitlines()[0] in drawing.splitlines()
 
 
+def test_prompts_are_split_as_the_model_reads_text():
+    card = Path(__file__).parents[2] / "model_cards" / "rnng-mini"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(card), AutoTokenizer.from_pretrained(card)
+
+    def tokens(prompt: str, how: str) -> tuple[str, ...]:
+        [text] = generate_texts(model, tokenizer, [prompt], tokenize=how, num_beams=2, max_new_tokens=2)
+        assert text.prompt == prompt
+        return text.tree.words
+
+    split = tokens("She has n't said :", "words")
+    assert tokens("She hasn't said:", "auto") == split != tokens("She hasn't said:", "words")
+
+
 def test_generate_options(saved_models: Path, capsys):
     common = ("generate", "--device", "cpu", "--prompt", "We ask", "--max-new-tokens", 3)
     rnng = (*common, "--model", saved_models / "rnng")
