@@ -123,6 +123,7 @@ def fill_card(config: PreTrainedConfig, facts: Mapping[str, Any]) -> str:
         "kind": TASKS.get(stated["task"], ""),
         "front_matter": _front_matter(config, stated),
         "name": stated["repo_id"].rpartition("/")[2],
+        "beginning": " ".join(stated["example"].split()[:2]),
         "results": _results_table(stated["results"], stated["repo_id"]),
         "headline": _headline(stated["results"]),
         "tree": f"```text\n{stated['tree']}\n```" if stated["tree"] else "",
