@@ -17,7 +17,7 @@ from hf_synlm.cli import options, outputs
 from hf_synlm.cli.options import MISSING, argument, option
 from hf_synlm.data.files import check_output, file_writer, write_text
 from hf_synlm.data.parsed import ParsedSentence, lines_of_parses
-from hf_synlm.data.text import file_ending, plural
+from hf_synlm.data.text import NATURAL, file_ending, plural
 from hf_synlm.evaluation.results import json_text, markdown_table
 from hf_synlm.evaluation.text.text_items import read_items
 from hf_synlm.viz import SentenceView
@@ -388,12 +388,13 @@ def generate(
         scorer.model,
         scorer.tokenizer,
         [text for text in texts if text is not None],
-        tokenize=scorer.tokenization(tokenize),
+        tokenize=tokenize,
         batch_size=loading.batch_size,
         progress=f"generate: {scorer.name}",
         **chosen,
     )
-    outputs.say_tokenization(scorer, tokenize)
+    if scorer.text_style != NATURAL and any(texts):
+        outputs.say_tokenization(scorer, tokenize)
     if empty := sum(not text.num_new_tokens for text in found):
         outputs.say(
             f"texts without new words: {empty} of {len(found)}. Try another prompt, --sample, or another --seed."

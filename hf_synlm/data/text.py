@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TextIO, TypeAlias
+from typing import Any, BinaryIO, Literal, TextIO, TypeAlias, get_args
 
 import sentencex
 
@@ -49,6 +49,8 @@ _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 def tokenization_of(text_style: str | None, given: Tokenization | None = None) -> Tokenization:
     """How a model of a `text_style` reads the words of ordinary text: as given, or as its style says."""
+    if given is not None and given not in get_args(Tokenization):
+        raise ValueError(f"tokenize is {given!r}. Choose one of {', '.join(get_args(Tokenization))}.")
     return _STYLES.get(text_style, "words") if given in (None, "auto") else given
 
 

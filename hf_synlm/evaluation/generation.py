@@ -29,7 +29,7 @@ class GeneratedText:
     """One continuation of one prompt."""
 
     prompt: str
-    text: str  # with the prompt, without begin, end and padding tokens
+    text: str  # with the prompt as it was read, without begin, end and padding tokens
     num_new_tokens: int  # without the end token
     ended: bool  # by an end token of the model
     score: float | None  # in nats: `sequences_scores` of `generate`
@@ -51,7 +51,7 @@ def generate_texts(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
     *,
-    tokenize: Tokenization = "auto",
+    tokenize: Tokenization | None = None,
     batch_size: int | None = None,
     progress: str | None = None,
     **options: Any,
@@ -59,7 +59,7 @@ def generate_texts(
     """Continue prompts by `model.generate`, which gets `options`; an empty prompt begins a new text.
 
     Gives `num_return_sequences` texts per prompt. All prompts are checked before the model begins. `tokenize` says how
-    the words of prompts are split, as for `parse_sentences`.
+    words are split, as for `parse_sentences`; but a model of the style "natural" reads prompts as they are written.
     """
     check_list("prompts", prompts)
     texts = _split(tokenizer, prompts, tokenize, getattr(model.config, "text_style", None))
@@ -75,14 +75,26 @@ def generate_texts(
 
 
 def _split(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], tokenize: Tokenization, text_style: str | None
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], tokenize: Tokenization | None, text_style: str | None
 ) -> Sequence[str]:
     """Prompts with spaces between the parts of words; unchanged for models that read text as it is written."""
     how = tokenization_of(text_style, tokenize)
+    if text_style == NATURAL and tokenize in ("ptb", "no-punctuation"):
+        raise ValueError(f"tokenize is {tokenize!r}, but the model reads prompts as they are written. Leave it out")
     if how == "words" or text_style == NATURAL:
         return prompts
-    split = split_sentences(tokenizer, [prompt.split() for prompt in prompts], how, text_style)
-    return [" ".join(chain.from_iterable(words)) for words in split]
+    # A prompt goes on, so that the period of `I met Dr.` is not an end.
+    split = split_sentences(tokenizer, [[*prompt.split(), "Xavier"] for prompt in prompts], how, text_style)
+    special, texts = tokenizer.all_special_tokens, []
+    for prompt, words in zip(prompts, split, strict=True):
+        read = [
+            [word] if any(token in word for token in special) else parts
+            for word, parts in zip(prompt.split(), words[:-1], strict=True)
+        ]
+        texts.append(" ".join(chain.from_iterable(read)))
+        if prompt.strip() and not texts[-1]:
+            raise ValueError(f"The model reads no word of the prompt {prompt!r}. Change it, or set tokenize to 'words'")
+    return texts
 
 
 def _prompt_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:

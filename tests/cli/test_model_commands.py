@@ -133,6 +133,13 @@ def test_prompts_are_split_as_the_model_reads_text():
 
     split = tokens("She has n't said :", "words")
     assert tokens("She hasn't said:", "auto") == split != tokens("She hasn't said:", "words")
+    assert tokens("I met Dr.", "auto") == tokens("I met Dr.", "words")  # not the end of a sentence
+    assert tokens("It was cold.", "auto") == tokens("It was cold .", "words")
+    assert tokens("<s> It was cold.", "auto") == tokens("<s> It was cold .", "words")
+    refused("reads no word of the prompt '...'", tokens, "...", "no-punctuation")
+    refused("tokenize is 'PTB'", tokens, "It was cold.", "PTB")
+    model.config.text_style = "natural"
+    refused("reads prompts as they are written", tokens, "It was cold.", "ptb")
 
 
 def test_generate_options(saved_models: Path, capsys):

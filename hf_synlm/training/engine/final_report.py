@@ -38,7 +38,9 @@ def report_saved_model(
         print(score_table(scores, bank))
         report[name] = {"convention": used, "sentence_and_corpus_f1": score_numbers(scores)}
     set_seed(seed)
-    (generated,) = generate_texts(model, tokenizer, [first[0][0]], max_new_tokens=14, do_sample=True, top_k=20)
+    (generated,) = generate_texts(
+        model, tokenizer, [first[0][0]], tokenize="words", max_new_tokens=14, do_sample=True, top_k=20
+    )
     print(f"generated: {generated.text}")
     if generated.tree.hypotheses:
         print(SentenceView(generated.tree).text())
