@@ -60,6 +60,7 @@ def generate_texts(
 
     Gives `num_return_sequences` texts per prompt. All prompts are checked before the model begins. `tokenize` says how
     words are split, as for `parse_sentences`; but a model of the style "natural" reads prompts as they are written.
+    Words with a special token stay whole. Raises ValueError for a prompt that has words, but none that the model reads.
     """
     check_list("prompts", prompts)
     texts = _split(tokenizer, prompts, tokenize, getattr(model.config, "text_style", None))
@@ -84,13 +85,13 @@ def _split(
     if how == "words" or text_style == NATURAL:
         return prompts
     # A prompt goes on, so that the period of `I met Dr.` is not an end.
-    split = split_sentences(tokenizer, [[*prompt.split(), "Xavier"] for prompt in prompts], how, text_style)
+    begun = [[*prompt.split(), "Xavier"] for prompt in prompts]
     special, texts = tokenizer.all_special_tokens, []
-    for prompt, words in zip(prompts, split, strict=True):
-        read = [
+    for prompt, words, split in zip(prompts, begun, split_sentences(tokenizer, begun, how, text_style), strict=True):
+        read = (
             [word] if any(token in word for token in special) else parts
-            for word, parts in zip(prompt.split(), words[:-1], strict=True)
-        ]
+            for word, parts in zip(words[:-1], split[:-1], strict=True)
+        )
         texts.append(" ".join(chain.from_iterable(read)))
         if prompt.strip() and not texts[-1]:
             raise ValueError(f"The model reads no word of the prompt {prompt!r}. Change it, or set tokenize to 'words'")
