@@ -207,12 +207,17 @@ class TreeLMStackMachine(LabeledStackMachine):
         for composes, count in ((False, sizes.plain), (True, sizes.composing)):
             if not count:  # a backbone may not take empty batches
                 continue
-            chosen = first_true((live & ((reduces & self.composes) == composes)).flatten(), count)
-            if chosen.device.type == "cpu":  # the first one again
-                chosen = torch.cat([chosen, chosen[:1].expand(rows_to_add(count))])
-            parts = (values.flatten(0, 1).index_select(0, chosen).split(size) for values in (places, paths, tokens))
-            for part in zip(*parts, strict=True):
-                self._read(pool, *part, composes=composes, are_words=are_words)
+            wanted = live & ((reduces & self.composes) == composes)
+            chosen = first_true(wanted.flatten(), count)
+            is_on_cpu = chosen.device.type == "cpu"
+            # The rows of a sentence share its context, which is too much to copy for each of them.
+            counts = wanted.sum(1).tolist() if pool.context and is_on_cpu else [count]
+            for rows in chosen.split([number for number in counts if number]):
+                if is_on_cpu:  # the first one again
+                    rows = torch.cat([rows, rows[:1].expand(rows_to_add(len(rows)))])
+                parts = (value.flatten(0, 1).index_select(0, rows).split(size) for value in (places, paths, tokens))
+                for part in zip(*parts, strict=True):
+                    self._read(pool, *part, composes=composes, are_words=are_words)
 
     def _lengths(self, pool: NodePool, parents: Tensor, live: Tensor) -> Tensor:
         """How many nodes besides `parents` [B, R] the states after them may see."""
@@ -233,10 +238,10 @@ class TreeLMStackMachine(LabeledStackMachine):
         names = {name: fields[:, pool.names.index(name)] for name in ("action", "depth", "length", "num_open")}
         count = 1 + composes
         # Two rows of one node have columns of their own; so have sentences, or a NaN of one would reach the others, and
-        # nodes on a GPU, where counting them would wait.
-        is_apart = composes or pool.batch_size > 1 or path.device.type != "cpu"
-        most = 2 * self.max_with_context - (pool.context["layer_0"].shape[1] if pool.context else 0)
-        before, seen = (path.clamp(min=0), path >= 0) if is_apart else columns_of(path, most)
+        # nodes on a GPU, where counting them would wait. With a context, all rows are of one sentence; see `_execute`.
+        is_apart = composes or (pool.batch_size > 1 and not pool.context) or path.device.type != "cpu"
+        most, context = 2 * self.max_with_context, pool.context["layer_0"].shape[1] if pool.context else 0
+        before, seen = (path.clamp(min=0), path >= 0) if is_apart else columns_of(path, context, most)
         columns = torch.cat([before, own.view(len(before), -1).repeat(1, count)], 1)
         alone = F.pad(seen, (0, count), value=True)
         mask = (torch.cat([seen, seen.new_ones(len(own)).diag()], 1) if len(before) < len(own) else alone)[:, None]
@@ -251,7 +256,7 @@ class TreeLMStackMachine(LabeledStackMachine):
             index = (names["length"][own][:, None] - names["length"][columns]).clamp(min=0)
         if pool.context:
             known = pool.num_context[own // pool.fields.shape[1], None]
-            place = torch.arange(pool.context["layer_0"].shape[1], device=own.device)
+            place = torch.arange(context, device=own.device)
             index = torch.cat([names["length"][own][:, None] + known - place, index], 1)
             mask = torch.cat([(place < known)[:, None], mask], 2)
         index = index[:, None].expand(-1, count, -1)
