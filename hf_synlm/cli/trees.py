@@ -358,8 +358,9 @@ def generate(
     """Continue prompts. Models of this library also give the tree of the whole text.
 
     A blank line in the file of prompts gives --num-sequences blank lines. Tables and drawings leave out blank lines.
-    The leaves of trees are the tokens of the model. The score of a text is its log-probability in nats, as the search
-    computes it. Beam search without --sample divides this score by the number of new tokens (length_penalty).
+    The leaves of trees are words if the model knows which tokens end a word, and otherwise tokens. The score of a text
+    is its log-probability in nats, as the search computes it. Beam search without --sample divides this score by the
+    number of new tokens (length_penalty).
 
     Examples:
         synlm generate --model model_cards/gpst-tiny --prompt "The state of our Union" --num-beams 5 --format tree

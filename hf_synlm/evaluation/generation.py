@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continue prompts with any causal language model; models of this library also give the tree of the text.
 
-The tree covers the whole text, prompt included, over tokens.
+The tree covers the whole text, prompt included. Its leaves are words where the model knows which tokens end one, and
+otherwise tokens.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from hf_synlm.evaluation.text.batches import usual_batch_size
 from hf_synlm.evaluation.text.processes import progress_bar
 from hf_synlm.evaluation.text.words import split_sentences
 from hf_synlm.hub.abilities import declared
-from hf_synlm.trees.codecs import pad_inputs
+from hf_synlm.trees.codecs import first_tokens, pad_inputs
+from hf_synlm.trees.spans import Span, fold_tokens
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,14 @@ class GeneratedText:
     num_new_tokens: int  # without the end token
     ended: bool  # by an end token of the model
     score: float | None  # in nats: `sequences_scores` of `generate`
-    tree: ParsedSentence  # over the tokens; some models have no tree
+    tree: ParsedSentence  # without a tree, if the model gives none
 
     def to_dict(self) -> dict[str, Any]:
         """The continuation as plain data for JSON."""
         tree: dict[str, Any] = next(iter(self.tree.to_dict()["trees"]), {})
         return {
             **{name: getattr(self, name) for name in ("prompt", "text", "num_new_tokens", "ended", "score")},
-            "tokens": list(self.tree.words),
+            "leaves": list(self.tree.words),
             **{name: tree.get(name) for name in ("brackets", "spans", "labels")},
         }
 
@@ -177,18 +179,24 @@ def _continue(
             num_new_tokens=length,
             ended=length < len(new) or not stops.isdisjoint(new[length - 1 : length]),
             score=None if scores is None else scores[number].item(),
-            tree=_tree(tokenizer, tokens, spans, labels[number] if labels else None),
+            tree=_tree(model, tokenizer, tokens, spans, labels[number] if labels else None),
         )
 
 
 def _tree(
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     tokens: list[int],
-    spans: Sequence[tuple[int, int]] | None,
+    spans: Sequence[Span] | None,
     labels: Sequence[str] | None,
 ) -> ParsedSentence:
-    """The tokens with their tree."""
-    words = tuple("".join(tokenizer.decode([token]).split()) or "_" for token in tokens)
+    """The words of a text, or its tokens, with their tree."""
+    known = None if spans is None else model.word_ends_of(torch.tensor(tokens, device=model.device))
+    # The last word may lack its end.
+    ends = [True] * len(tokens) if known is None else [*known.tolist()[:-1], True]
+    leaves = (tokenizer.decode(tokens[i:j]) for i, j in pairwise(first_tokens(ends) if tokens else ()))
+    words = tuple("".join(leaf.split()) or "_" for leaf in leaves)
     if spans is None or not words:
         return ParsedSentence(words)
-    return ParsedSentence(words, (Hypothesis(tuple(spans), None if labels is None else tuple(labels)),))
+    over_words = tuple(fold_tokens(spans, ends, keep_words=labels is not None))
+    return ParsedSentence(words, (Hypothesis(over_words, None if labels is None else tuple(labels)),))

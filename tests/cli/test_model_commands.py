@@ -122,6 +122,17 @@ def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsy
     assert run(capsys, "draw", "-").splitlines()[0] in drawing.splitlines()
 
 
+def test_leaves_are_words_if_the_model_knows_their_ends():
+    card = Path(__file__).parents[2] / "model_cards" / "rnng-mini"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(card), AutoTokenizer.from_pretrained(card)
+    for new in range(1, 6):  # a text may stop inside a word
+        [text] = generate_texts(model, tokenizer, ["The zygomorphic minister"], num_beams=2, max_new_tokens=new)
+        assert len(tokenizer(text.text)["input_ids"]) > len(text.tree.words)
+        assert list(text.tree.words) == text.text.split() == text.to_dict()["leaves"]
+        assert text.tree.words[1] == "zygomorphic"
+        assert text.tree.hypotheses[0].spans[-1] == (0, len(text.tree.words))
+
+
 def test_prompts_are_split_as_the_model_reads_text():
     card = Path(__file__).parents[2] / "model_cards" / "rnng-mini"
     model, tokenizer = AutoModelForCausalLM.from_pretrained(card), AutoTokenizer.from_pretrained(card)

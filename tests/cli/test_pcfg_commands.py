@@ -107,7 +107,7 @@ def test_joint_generation(files: Path, capsys: pytest.CaptureFixture[str]) -> No
     found = [json.loads(line) for line in run(capsys, *command, *options, "--format", "json").splitlines()]
     assert len(found) == 4
     for text in found:
-        assert 2 <= text["num_new_tokens"] <= 6 and text["text"].split() == text["tokens"]
+        assert 2 <= text["num_new_tokens"] <= 6 and text["text"].split() == text["leaves"]
         assert text["spans"][-1] == [0, text["num_new_tokens"]] and text["labels"][-1].startswith("NT")
         assert text["ended"] == (text["num_new_tokens"] < 6)
     brackets = run(capsys, *command, *options, "--format", "brackets").splitlines()
@@ -139,4 +139,4 @@ def test_marginal_generation(files: Path, capsys: pytest.CaptureFixture[str]) ->
     command = ("generate", "--model", files / "model", "--device", "cpu", "--prompt", "the cat", "--max-new-tokens", 4)
     for more in ((), ("--sample",), ("--num-beams", 3), ("--structure-mode", "marginal")):
         [text] = [json.loads(line) for line in run(capsys, *command, *more, "--format", "json").splitlines()]
-        assert text["text"].startswith("the cat") and text["spans"][-1] == [0, len(text["tokens"])]
+        assert text["text"].startswith("the cat") and text["spans"][-1] == [0, len(text["leaves"])]
