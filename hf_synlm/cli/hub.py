@@ -59,10 +59,10 @@ def convert(
         raise ValueError("give --config, or --vocabulary for pushdown")
     outputs.check_out(out, overwrite, weights, *configs, vocabulary, model=tokenizer, **FOLDER)
     from hf_synlm.conversion.files import convert_files
-    from hf_synlm.hub.loading import load_tokenizer
+    from hf_synlm.hub.loading import load_checked_tokenizer
 
     outputs.hide_bars_of_weights()
-    loaded = None if tokenizer is None else load_tokenizer(tokenizer)
+    loaded = None if tokenizer is None else load_checked_tokenizer(tokenizer)
     convert_files(architecture, weights, configs, out, loaded, overwrite=overwrite, vocabulary=vocabulary)
     if not (out / "tokenizer_config.json").is_file():
         outputs.say(f"{out} has no tokenizer, so it cannot read text: convert again with --tokenizer")

@@ -10,10 +10,10 @@ from torch import Tensor
 from hf_synlm.conversion.rename import (
     AWD_EXTRACTION,
     AWD_OPTIONS,
-    boundary_ids,
     check_sizes,
     clean_state_dict,
     count_parts,
+    end_ids,
     fill_model,
     flat_options,
     rename_state_dict,
@@ -48,7 +48,7 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
     Of SDLM, which has a split head in every layer and trains those of the supervised ones, the others are left out.
     `original_config` holds the authors' options by their names, at the top or in a section `config`: `chunk_size` and
     `wdrop` (evaluation reads it, too) are needed; `dropout`, `dropouth`, `dropouti`, `dropoute`, `alpha` and `beta` (or
-    `ar_alpha`, `tar_beta`), `eos_token_id` (see `boundary_ids`) are optional. Of SDLM also `l4d` (supervised layer,
+    `ar_alpha`, `tar_beta`), `eos_token_id` (see `end_ids`) are optional. Of SDLM also `l4d` (supervised layer,
     -1 = the first and the third), `wds` ("no" = one set of trees), `un` (no supervision), `alpha1`, `alpha2`, `margin`.
     Sizes (`ntoken`, `ninp`, `nhid`, `nlayers`) must agree with the tensors.
     """
@@ -70,7 +70,7 @@ def convert_on_lstm(state_dict: Mapping[str, Tensor], original_config: Mapping[s
         tie_word_embeddings=torch.equal(output, embedding)
         if options.get("tie_weights") is None
         else options["tie_weights"],
-        **boundary_ids(options),
+        **end_ids(options),
         **{field: options[name] for name, field in _OPTIONS.items() if name in options or name == "wdrop"},
         **_supervision(tensors, options),
     )

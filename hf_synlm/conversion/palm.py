@@ -11,10 +11,10 @@ from hf_synlm.conversion.rename import (
     AWD_EXTRACTION,
     AWD_OPTIONS,
     Tensors,
-    boundary_ids,
     check_sizes,
     clean_state_dict,
     count_parts,
+    end_ids,
     fill_model,
     flat_options,
     rename_state_dict,
@@ -56,7 +56,7 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     `original_config` holds what the tensors do not say, at the top or in sections `config` and `loss`: with attention
     `num_spans`, or the authors' `max_span_length` (one more). Optional are `kind` ("PaLM-RB" for fixed scores); their
     `dropout`, `dropouth`, `dropouti`, `dropoute`, `wdrop`, `alpha`, `beta` (or `ar_alpha`, `tar_beta`); `att_lambda`;
-    `eos_token_id` (see `boundary_ids`). Sizes (`emsize`, `nhid`, `nlayers`, or `vocab_size`, `emb_size`, `hidden_size`,
+    `eos_token_id` (see `end_ids`). Sizes (`emsize`, `nhid`, `nlayers`, or `vocab_size`, `emb_size`, `hidden_size`,
     `num_layers`, `rrnn_size_per_direction`, `attention_mlp_size`) must agree with the tensors.
     """
     options = flat_options(original_config, "config", "loss")
@@ -84,7 +84,7 @@ def convert_palm(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     config = PaLMConfig(
         **sizes,
         span_attention=span_attention,
-        **boundary_ids(options),
+        **end_ids(options),
         **fields,
     )
     if config.span_attention and config.span_scores == "right_branching":

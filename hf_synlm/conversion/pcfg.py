@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerFast
 from hf_synlm.conversion.rename import (
     Holder,
     HolderUnpickler,
-    boundary_ids,
     check_sizes,
     clean_state_dict,
+    end_ids,
     fill_model,
     flat_options,
     rename_state_dict,
@@ -111,9 +111,7 @@ def _config(tensors: Mapping[str, Tensor], options: Mapping[str, Any]) -> PCFGCo
         fields["latent_size"] = len(encoder[1]) // 2
         fields |= {"encoder_embedding_size": encoder[0].shape[1], "encoder_hidden_size": encoder[1].shape[1] // 2}
     check_sizes(fields, options)
-    return PCFGConfig(
-        **fields, **boundary_ids(options), pad_token_id=options.get("pad_token_id"), mask_special_tokens=False
-    )
+    return PCFGConfig(**fields, **end_ids(options), pad_token_id=options.get("pad_token_id"), mask_special_tokens=False)
 
 
 # -------------------------------------------------------------------------------------- files of compound-pcfg

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hf_synlm.conversion.rename import (
-    boundary_ids,
     check_sizes,
     clean_state_dict,
     count_parts,
+    end_ids,
     fill_model,
     flat_options,
     rename_state_dict,
@@ -59,7 +59,7 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
     """Build a model from the authors' state dict.
 
     `original_config` holds the authors' options, at the top or in a section `config`: `nslots` and `hard` (which no
-    tensor tells), `resolution` (default 0.1), `dropout`, `idropout`, `rdropout`, `eos_token_id` (see `boundary_ids`).
+    tensor tells), `resolution` (default 0.1), `dropout`, `idropout`, `rdropout`, `eos_token_id` (see `end_ids`).
     Sizes are read off the tensors; where `ntoken`, `ninp`, `nhid`, `nlayers`, `nlookback`, `res` and `tie_weights` (or
     `tied`) are given, they must agree.
     """
@@ -83,7 +83,7 @@ def convert_prpn(state_dict: Mapping[str, Tensor], original_config: Mapping[str,
         gate="hard" if options["hard"] else "soft",
         resolution=options.get("resolution", 0.1),
         tie_word_embeddings=tied,
-        **boundary_ids(options),
+        **end_ids(options),
         **{field: options[name] for name, field in _DROPOUTS.items() if name in options},
     )
     return fill_model(PRPNForCausalLM(config).to(embedding.dtype), tensors)

@@ -127,7 +127,7 @@ def count_parts(tensors: Iterable[str], prefix: str) -> int:
     return len({name.removeprefix(prefix).partition(".")[0] for name in tensors if name.startswith(prefix)})
 
 
-def boundary_ids(options: Mapping[str, Any]) -> dict[str, int | None]:
+def end_ids(options: Mapping[str, Any]) -> dict[str, int | None]:
     """Token ids of the beginning and end of sentences, which cannot be read off the tensors.
 
     They are None where they are not given, so that `parse` takes no ordinary word for the boundary.

@@ -20,12 +20,12 @@ from hf_synlm.data.text import check_list
 
 END_OF_TEXT_TOKEN = "<|endoftext|>"
 REDUCE_TOKEN = "<|REDUCE|>"
-PAD_TOKEN = "<|pad|>"
+GPST_PAD_TOKEN = "<|pad|>"
 CLS_TOKEN = "<|CLS|>"
 SEP_TOKEN = "<|SEP|>"
 
 # What GPST's vocabulary has after GPT-2's 50,257 types, ids 50257 to 50263.
-GPST_EXTRA_TOKENS = (REDUCE_TOKEN, PAD_TOKEN, CLS_TOKEN, "<CLSTGT1>", "<CLSTGT2>", "<CLSTGT3>", SEP_TOKEN)
+GPST_EXTRA_TOKENS = (REDUCE_TOKEN, GPST_PAD_TOKEN, CLS_TOKEN, "<CLSTGT1>", "<CLSTGT2>", "<CLSTGT3>", SEP_TOKEN)
 MODEL_MAX_LENGTH = 1024  # tokens of an input; longer ones only make a tokenizer warn
 _GPT2_VOCAB_SIZE = 50_257
 _NUM_BYTES = 256
@@ -49,7 +49,7 @@ def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int, *, min_frequency:
     Raises:
         ValueError: `vocab_size` is too small for the bytes and special tokens, or there is no text.
     """
-    special = [END_OF_TEXT_TOKEN, REDUCE_TOKEN, PAD_TOKEN, CLS_TOKEN, SEP_TOKEN]
+    special = [END_OF_TEXT_TOKEN, REDUCE_TOKEN, GPST_PAD_TOKEN, CLS_TOKEN, SEP_TOKEN]
     smallest = _NUM_BYTES + len(special)
     if vocab_size < smallest:
         raise ValueError(
@@ -73,7 +73,7 @@ def train_bpe_tokenizer(texts: Iterable[str], vocab_size: int, *, min_frequency:
         unk_token=END_OF_TEXT_TOKEN,
         bos_token=END_OF_TEXT_TOKEN,
         eos_token=END_OF_TEXT_TOKEN,
-        pad_token=PAD_TOKEN,
+        pad_token=GPST_PAD_TOKEN,
         cls_token=CLS_TOKEN,
         sep_token=SEP_TOKEN,
         extra_special_tokens=[REDUCE_TOKEN],
@@ -288,10 +288,10 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], **kwargs: object) -> Pr
         )
     if len(tokenizer) == _GPT2_VOCAB_SIZE and tokenizer.eos_token == END_OF_TEXT_TOKEN:
         added = list(GPST_EXTRA_TOKENS)
-        roles = {"pad_token": PAD_TOKEN, "cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
+        roles = {"pad_token": GPST_PAD_TOKEN, "cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
     else:
         defaults = {
-            "pad_token": PAD_TOKEN,
+            "pad_token": GPST_PAD_TOKEN,
             "cls_token": CLS_TOKEN,
             "sep_token": SEP_TOKEN,
             "bos_token": tokenizer.eos_token or END_OF_TEXT_TOKEN,

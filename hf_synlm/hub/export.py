@@ -32,7 +32,7 @@ from hf_synlm.hub.checkpoint import (
     weight_files,
 )
 from hf_synlm.hub.flatten import all_flat_files
-from hf_synlm.hub.loading import load_tokenizer
+from hf_synlm.hub.loading import load_checked_tokenizer
 from hf_synlm.hub.upload import check_repo_id
 
 # Names that safetensors has for the types of weights.
@@ -180,7 +180,7 @@ def check_tokenizer_of(folder: str | os.PathLike) -> None:
         raise ValueError(
             f"{os.fspath(folder)!r} has no tokenizer, so it cannot read text. Convert or export it with a tokenizer."
         )
-    check_same_tokens(AutoConfig.from_pretrained(folder), load_tokenizer(os.fspath(folder)))
+    check_same_tokens(AutoConfig.from_pretrained(folder), load_checked_tokenizer(os.fspath(folder)))
 
 
 def check_same_tokens(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:

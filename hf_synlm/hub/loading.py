@@ -121,7 +121,7 @@ def whole(loaded: tuple[PreTrainedModel, Mapping[str, Any]]) -> PreTrainedModel:
     return model
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_checked_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load a tokenizer from a folder or the Hub, or say in one line why that fails."""
     check_tokenizer_source(name)
     if not is_folder(name):

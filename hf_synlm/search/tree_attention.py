@@ -67,12 +67,11 @@ def _bias(query: Tensor, mask: Tensor, terms: Sequence[RelativeTerm]) -> Tensor:
     return bias
 
 
-def columns_of(path: Tensor, context: int, most: float) -> tuple[Tensor, Tensor]:
+def visible_columns(path: Tensor, context: int, most: float) -> tuple[Tensor, Tensor]:
     """Flat places of columns, and which of them the rows see, for rows that see their own path [M, L]; -1 = none.
 
-    Both are [M, L], or [1, U] and [M, U], every node once, where the rows have enough nodes in common. With the rows
-    and the `context` that all of them see these are at most `most` columns, because some decoders have tables of so
-    many positions.
+    Both are [M, L], or [1, U] and [M, U], every node once, where the rows have enough in common, with the `context`
+    before. With the rows these are at most `most` columns, because some decoders have tables of so many positions.
     """
     nodes, column = path.unique(return_inverse=True)
     if len(nodes) + len(path) + context > min(_DENSE * (path.shape[1] + context), most):

@@ -25,7 +25,7 @@ from hf_synlm.evaluation.suites.syntaxgym import load_suite
 from hf_synlm.hub.checkpoint import check_complete, check_model_source, check_tokenizer_source, is_folder
 from hf_synlm.hub.export import export_model
 from hf_synlm.hub.info import describe_model
-from hf_synlm.hub.loading import check_checkpoint, load_pretrained, load_tokenizer, saved_auto_class
+from hf_synlm.hub.loading import check_checkpoint, load_checked_tokenizer, load_pretrained, saved_auto_class
 from hf_synlm.trees.actions import spans_to_actions
 from hf_synlm.trees.binary import actions_to_spans
 from hf_synlm.trees.spans import in_post_order
@@ -199,7 +199,7 @@ class TestNames:
     @pytest.mark.parametrize("name", ["gpt2", "org/name", "cards/no"])
     def test_names_on_the_hub(self, name: str, monkeypatch):
         assert not is_folder(name)
-        for load in (load_pretrained, load_tokenizer, saved_auto_class, describe_model, check_model_source):
+        for load in (load_pretrained, load_checked_tokenizer, saved_auto_class, describe_model, check_model_source):
             refused(f"'{name}' is not a folder, and the Hub cannot be asked", load, name)
         Path("cards/gpst-mini").mkdir()
         refused("did you mean cards/gpst-mini", load_pretrained, "cards/gpst-mni")
@@ -224,7 +224,7 @@ class TestNames:
         for file in checkpoint.glob("tokenizer*"):
             file.unlink()
         message = "model' holds no tokenizer .tokenizer.json, tokenizer_config.json.. Save it there by"
-        for load in (load_pretrained, load_tokenizer, check_tokenizer_source):
+        for load in (load_pretrained, load_checked_tokenizer, check_tokenizer_source):
             refused(message, load, str(checkpoint))
         for file in ("vocab.txt", "spm.model", "source.spm", "tekken.json", "dict.txt"):  # of other tokenizers
             (checkpoint / file).touch()

@@ -540,7 +540,7 @@ def test_an_architecture_without_classifier_is_named() -> None:
     recipe = object.__new__(finetune_glue.GlueRecipe)
     recipe.model_arguments = SimpleNamespace(model_name_or_path="mine")
     with pytest.raises(ValueError, match="mine.*PushdownForSequenceClassification"):
-        recipe.load_tokenizer(hf_synlm.PushdownConfig())
+        recipe.choose_tokenizer(hf_synlm.PushdownConfig())
 
 
 def test_incomplete_data_of_glue_are_refused() -> None:

@@ -15,7 +15,7 @@ from hf_synlm.evaluation.reading.tables import (
     INFINITE,
     Predictor,
     add_structure,
-    columns_of,
+    list_columns,
     match,
     numbers,
     read_rows,
@@ -75,7 +75,7 @@ def _read_counts(path: str) -> dict[str, float]:
     names = ["word", "count"] if {"word", "count"} <= set(table) else list(table.columns)
     if len(names) != 2:
         raise ValueError(
-            f"--frequencies: {columns_of(table)}. Name the column of words 'word' and that of counts 'count', or "
+            f"--frequencies: {list_columns(table)}. Name the column of words 'word' and that of counts 'count', or "
             "give a table of only two columns: first words, then counts"
         )
     if not math.isnan(pd.to_numeric(names[1], errors="coerce")):  # no header
@@ -147,7 +147,7 @@ def join_corpus(
     remarks: list[str] = []
     reader = "subject" if "subject" in times else ""
     if by_subject and not reader:
-        raise ValueError(f"--by-subject: there is no column 'subject'; {columns_of(times)}. Rename one to subject")
+        raise ValueError(f"--by-subject: there is no column 'subject'; {list_columns(times)}. Rename one to subject")
     measured = _times(times, rt_column, reader, remarks)
     of_times = match(times, text, remarks, reader=reader, **joining)
     add_structure(text, times, of_times)
@@ -259,5 +259,5 @@ def _counts(given: str, text: pd.DataFrame, times: pd.DataFrame, of_times: np.nd
     if given in times:
         return pd.Series(_not_negative(times, given)).groupby(of_times).mean().reindex(text.index)
     if not given.startswith(WORDFREQ) and not Path(given).is_file():
-        raise ValueError(f"--frequencies {given} is neither a file nor a column; {columns_of(times)}")
+        raise ValueError(f"--frequencies {given} is neither a file nor a column; {list_columns(times)}")
     return pd.Series(map(counter(given), text["word"]), dtype=float)

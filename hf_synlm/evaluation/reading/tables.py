@@ -67,7 +67,7 @@ def with_places(table: pd.DataFrame, path: object) -> pd.DataFrame:
     return table
 
 
-def columns_of(table: pd.DataFrame) -> str:
+def list_columns(table: pd.DataFrame) -> str:
     """The columns of a table, for messages."""
     return f"{table.attrs['name']} has the columns {', '.join(map(str, table.columns))}"
 
@@ -79,7 +79,7 @@ def numbers(table: pd.DataFrame, column: str, missing: Sequence[str | float] = (
     """
     if column not in table:
         like = next((one for one in map(str, table) if one.lower() == column.lower()), "COLUMN")
-        raise ValueError(f"there is no column {column!r}: {columns_of(table)}. Write {option}{like}")
+        raise ValueError(f"there is no column {column!r}: {list_columns(table)}. Write {option}{like}")
     found = table[column].where(~table[column].isin([*_MISSING, *missing]) & table[column].notna())
     values = pd.to_numeric(found, errors="coerce").astype(float)
     bad = np.flatnonzero(~np.isfinite(values) & found.notna())
@@ -112,7 +112,7 @@ def read_predictor(given: str) -> Predictor:
     table = read_rows(path)
     column = column or next((one for one in table if str(one).startswith("surprisal")), "")
     if not column:
-        raise ValueError(f"{given} names no column of surprisals. Write {given}:COLUMN; {columns_of(table)}")
+        raise ValueError(f"{given} names no column of surprisals. Write {given}:COLUMN; {list_columns(table)}")
     meta = Path(f"{path}.meta.json")
     described = read_json(meta) if meta.is_file() else {}
     settings = {key: described.get("options", {}).get(key) for key in SETTINGS} if described else {}
@@ -171,12 +171,13 @@ def _key(table: pd.DataFrame, text: pd.DataFrame, on: Sequence[str]) -> list[str
     for one in (table, text):
         if missing := [column for column in on if column not in one]:
             remedy = "Rename columns, so that both tables have the same names"
-            raise ValueError(f"--on {','.join(on)}: no column {', '.join(missing)}; {columns_of(one)}. {remedy}")
+            raise ValueError(f"--on {','.join(on)}: no column {', '.join(missing)}; {list_columns(one)}. {remedy}")
     common = [key for key in ([on] if on else KEYS) if all(c in table and c in text for c in key)]
     if not common:
         raise ValueError(
             "the tables have no columns in common that identify a word, such as sentence_id and word_id: "
-            f"{columns_of(table)}; {columns_of(text)}. Give columns the same names in both, and name them by --on A,B"
+            f"{list_columns(table)}; {list_columns(text)}. Give columns the same names in both, and name them by "
+            "--on A,B"
         )
     return list(next((key for key in common if not text.duplicated(list(key)).any()), common[0]))
 

@@ -37,7 +37,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_synlm.data.text import NATURAL, Tokenization, check_list
 from hf_synlm.evaluation.text.batches import growing_blocks
 from hf_synlm.evaluation.text.scoring import TextScorer
-from hf_synlm.evaluation.text.text_items import TextItem, columns_of
+from hf_synlm.evaluation.text.text_items import TextItem, columns_of_rows
 from hf_synlm.evaluation.text.token_scores import TokenScores
 from hf_synlm.evaluation.text.words import EncodedText, Word, encode_sentences, split_words, word_starts
 from hf_synlm.evaluation.trees.treebank_parsing import EncodedSentence, parse_encoded
@@ -490,7 +490,7 @@ def columns(unit: Unit, items: Sequence[TextItem] = (), more: Iterable[str] = ()
 
 def more_columns(items: Sequence[TextItem]) -> list[str]:
     """Names of the columns that come from the input."""
-    tables = chain.from_iterable(map(columns_of, items))
+    tables = chain.from_iterable(map(columns_of_rows, items))
     return list(dict.fromkeys(name for columns in tables for name in columns))
 
 

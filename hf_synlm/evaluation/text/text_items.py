@@ -536,12 +536,12 @@ def open_texts(places: Sequence[Path], **reading: Any) -> OpenTexts:
     files = list(map(ReadOnce, paths))
     items = iterate_items(files[0], **reading) if paths[:1] == list(places) else iterate_files(files, **reading)
     first = list(islice(items, NUM_FIRST))
-    names = {name for item in first for columns in columns_of(item) for name in columns}
+    names = {name for item in first for columns in columns_of_rows(item) for name in columns}
     late = Counter[str]()
 
     def others() -> Iterator[TextItem]:
         for item in items:
-            late.update({name for columns in columns_of(item) for name in columns} - names)
+            late.update({name for columns in columns_of_rows(item) for name in columns} - names)
             yield item
 
     more = others()
@@ -549,7 +549,7 @@ def open_texts(places: Sequence[Path], **reading: Any) -> OpenTexts:
     return OpenTexts(files, first, first if following is None else chain(first, [following], more), late)
 
 
-def columns_of(item: TextItem) -> list[Mapping[str, Any]]:
+def columns_of_rows(item: TextItem) -> list[Mapping[str, Any]]:
     """The columns of the row of a text, and of the rows of its words."""
     return [item.columns, *(row.columns for row in item.rows)]
 

@@ -24,9 +24,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from hf_synlm.core.backbone_adapter import AdapterLoading
-from hf_synlm.core.hidden_states import (
-    kept_states,
-)
+from hf_synlm.core.hidden_states import kept_states
 from hf_synlm.core.losses import linear_cross_entropy, widened
 from hf_synlm.core.module_tools import evaluation_mode, unwrapped, weight_of
 from hf_synlm.core.outputs import SyntacticLMOutput

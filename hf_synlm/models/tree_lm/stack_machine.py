@@ -32,7 +32,7 @@ from hf_synlm.search.labeled.machine import COUNTS, LINKS, LabeledStackMachine, 
 from hf_synlm.search.stack import NodePool, Nodes
 from hf_synlm.search.state import NEG_INF, WordEdges, in_full_precision
 from hf_synlm.search.token_head import PackedTokenHead, rows_at_once
-from hf_synlm.search.tree_attention import PathCache, columns_of
+from hf_synlm.search.tree_attention import PathCache, visible_columns
 from hf_synlm.trees.transitions import REDUCE
 
 # Numbers that are gathered for one call of a layer: memory does not grow with the beam.
@@ -119,8 +119,7 @@ class TreeLMStackMachine(LabeledStackMachine):
         pool = NodePool(batch_size, features, device, links=LINKS, counts=COUNTS)
         if self.config.backbone_config is not None:
             pool.products = PackedProducts(self.model.backbone)
-        none = torch.full((batch_size, 1), -1, device=device)
-        zero = torch.zeros_like(none)
+        none, zero = (torch.full((batch_size, 1), value, device=device) for value in (-1, 0))
         pool.append(Nodes(none, none, zero, none, none, none), *[none] * len(LINKS), *[zero] * len(COUNTS))
         if context_sentence_ids is not None:
             self._read_context(pool, Rows.of(input_ids, context_sentence_ids > 0))
@@ -179,8 +178,7 @@ class TreeLMStackMachine(LabeledStackMachine):
         if waits:
             pool.waiting = [nodes, live, reduces, own, tokens]
             return own
-        sizes = self._sizes(pool, nodes, live, reduces)
-        self._execute(pool, nodes, live, reduces, own, tokens, sizes, are_words=True)
+        self._execute(pool, nodes, live, reduces, own, tokens, self._sizes(pool, nodes, live, reduces), are_words=True)
         return own
 
     def _sizes(self, pool: NodePool, parents: Tensor, live: Tensor, reduces: Tensor) -> _Sizes:
@@ -209,11 +207,10 @@ class TreeLMStackMachine(LabeledStackMachine):
                 continue
             wanted = live & ((reduces & self.composes) == composes)
             chosen = first_true(wanted.flatten(), count)
-            is_on_cpu = chosen.device.type == "cpu"
             # The rows of a sentence share its context, which is too much to copy for each of them.
-            counts = wanted.sum(1).tolist() if pool.context and is_on_cpu else [count]
+            counts = wanted.sum(1).tolist() if pool.context and wanted.device.type == "cpu" else [count]
             for rows in chosen.split([number for number in counts if number]):
-                if is_on_cpu:  # the first one again
+                if rows.device.type == "cpu":  # the first one again
                     rows = torch.cat([rows, rows[:1].expand(rows_to_add(len(rows)))])
                 parts = (value.flatten(0, 1).index_select(0, rows).split(size) for value in (places, paths, tokens))
                 for part in zip(*parts, strict=True):
@@ -241,7 +238,7 @@ class TreeLMStackMachine(LabeledStackMachine):
         # nodes on a GPU, where counting them would wait. With a context, all rows are of one sentence; see `_execute`.
         is_apart = composes or (pool.batch_size > 1 and not pool.context) or path.device.type != "cpu"
         most, context = 2 * self.max_with_context, pool.context["layer_0"].shape[1] if pool.context else 0
-        before, seen = (path.clamp(min=0), path >= 0) if is_apart else columns_of(path, context, most)
+        before, seen = (path.clamp(min=0), path >= 0) if is_apart else visible_columns(path, context, most)
         columns = torch.cat([before, own.view(len(before), -1).repeat(1, count)], 1)
         alone = F.pad(seen, (0, count), value=True)
         mask = (torch.cat([seen, seen.new_ones(len(own)).diag()], 1) if len(before) < len(own) else alone)[:, None]

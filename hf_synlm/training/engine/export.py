@@ -15,7 +15,7 @@ from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.hub.card import PAPERS
 from hf_synlm.hub.checkpoint import STATE_FILE
 from hf_synlm.hub.export import export_model
-from hf_synlm.hub.loading import load_tokenizer
+from hf_synlm.hub.loading import load_checked_tokenizer
 from hf_synlm.hub.upload import push_to_hub
 from hf_synlm.training.arguments.base import TrainingArguments
 from hf_synlm.training.engine.checkpoints import WEIGHTS_FILE, clear_errors, load_weights
@@ -50,7 +50,7 @@ def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if missing or others:
         raise ValueError(f"{folder} does not hold the weights of a whole language model. {remedy}")
     kept = folder if (folder / "tokenizer.json").is_file() else folder.resolve().parent / "tokenizer"  # of older runs
-    tokenizer = load_tokenizer(str(kept))
+    tokenizer = load_checked_tokenizer(str(kept))
     if tokenizer_hash(tokenizer) != settings["tokenizer"]:
         raise ValueError(
             f"{kept} holds another tokenizer than that of the run. Copy the tokenizer of the run to {folder}."

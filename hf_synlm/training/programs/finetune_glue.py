@@ -312,7 +312,7 @@ class GlueRecipe(FineTuning):
         positions = position_limit(config) or self.data.max_length
         self.data.max_length = min(self.data.max_length, positions)
         self.accelerator.print(f"inputs have at most {plural(self.data.max_length, 'token')}")
-        self.load_tokenizer(config, "cls_token", "sep_token")
+        self.choose_tokenizer(config, "cls_token", "sep_token")
         add_classification_template(self.tokenizer)
         self.tokenizer.model_max_length = self.data.max_length
         return config

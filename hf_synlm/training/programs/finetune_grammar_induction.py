@@ -61,7 +61,7 @@ class InductionRecipe(FineTuning):
                 f"{self.model_arguments.model_name_or_path} is a {config.model_type}, and this program fine-tunes "
                 "GPST. Use train_recurrent.py to train and score the trees of ON-LSTM, PRPN and PaLM."
             )
-        self.load_tokenizer(config)
+        self.choose_tokenizer(config)
         self.collate = partial(collate_contexts, pad_token_id=self.tokenizer.pad_token_id)
         self.examples = encode_sentences(list(data.sentences()), self.tokenizer, data.max_sentence_tokens)
         encoded = {part: encode_sentences(bank.words, self.tokenizer, None) for part, bank in self.treebanks.items()}

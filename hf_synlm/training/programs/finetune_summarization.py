@@ -258,7 +258,7 @@ class SummarizationRecipe(FineTuning):
             raise ValueError(f"{config.model_type} has a separate encoder. Choose a causal language model.")
         if config.model_type == "gpst" and self.data.end_token:
             config = self.read_config(document_end_token=True)
-        self.load_tokenizer(config)
+        self.choose_tokenizer(config)
         return self.load_model(config)
 
     @torch.no_grad()

@@ -23,7 +23,14 @@ from transformers import (
 from hf_synlm.core.module_tools import evaluation_mode
 from hf_synlm.data.collate import LABEL_PADDING
 from hf_synlm.data.files import read_json
-from hf_synlm.data.tokenizers import CLS_TOKEN, PAD_TOKEN, SEP_TOKEN, check_vocabulary, load_tokenizer, num_model_tokens
+from hf_synlm.data.tokenizers import (
+    CLS_TOKEN,
+    GPST_PAD_TOKEN,
+    SEP_TOKEN,
+    check_vocabulary,
+    load_tokenizer,
+    num_model_tokens,
+)
 from hf_synlm.evaluation.results import EvaluationResult, describe_hardware, library_versions
 from hf_synlm.evaluation.text.words import unknown_ids
 from hf_synlm.hub.checkpoint import one_line_errors
@@ -84,7 +91,7 @@ class FineTuning(GPSTTraining):
             config.validate_architecture()
         return config
 
-    def load_tokenizer(self, config: PreTrainedConfig, *roles: str) -> None:
+    def choose_tokenizer(self, config: PreTrainedConfig, *roles: str) -> None:
         """Set `tokenizer`: that of the model, with all special tokens that fine-tuning needs.
 
         A missing token of `roles` ("cls_token", "sep_token") gets the name of GPST's; for missing padding the end token
@@ -106,7 +113,7 @@ class FineTuning(GPSTTraining):
         names = {"cls_token": CLS_TOKEN, "sep_token": SEP_TOKEN}
         added = {role: names[role] for role in roles if getattr(tokenizer, role) is None}
         if tokenizer.pad_token is None:
-            added["pad_token"] = tokenizer.eos_token or PAD_TOKEN
+            added["pad_token"] = tokenizer.eos_token or GPST_PAD_TOKEN
         if added:
             tokenizer.add_special_tokens(added)
         self.tokenizer = tokenizer

@@ -31,7 +31,7 @@ def encode_framed(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> d
     }
 
 
-def collate_framed(rows: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
+def pad_framed(rows: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, Tensor]:
     """Collate sentences of `encode_framed` into a right-padded batch; `pad_token_id` may be any id.
 
     Returns `input_ids`, `attention_mask` and `labels` [B, T], and `word_spans` [B, W, 2], padded by (0, 0).

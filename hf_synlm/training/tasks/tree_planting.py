@@ -34,7 +34,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
-from hf_synlm.training.tasks.tree_loss import TreeLossTrainer, collate_framed, encode_framed
+from hf_synlm.training.tasks.tree_loss import TreeLossTrainer, encode_framed, pad_framed
 
 # Below this, attention counts as this, as in the authors' code.
 _LEAST = 1e-30
@@ -149,7 +149,7 @@ class TreePlantingCollator:
         ]
         most = max(map(len, edges))
         edges = [F.pad(row, (0, most - len(row))) for row in edges]
-        return {**collate_framed(rows, self.pad_token_id), "edges": pad_sequence(edges, True)}
+        return {**pad_framed(rows, self.pad_token_id), "edges": pad_sequence(edges, True)}
 
 
 # ---------------------------------------------------------------------------------------------- training

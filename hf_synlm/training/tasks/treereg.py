@@ -33,7 +33,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from hf_synlm.data.arguments import option
-from hf_synlm.training.tasks.tree_loss import TreeLossTrainer, collate_framed, encode_framed
+from hf_synlm.training.tasks.tree_loss import TreeLossTrainer, encode_framed, pad_framed
 from hf_synlm.trees.binary import binarize_spans
 from hf_synlm.trees.spans import Span
 
@@ -172,7 +172,7 @@ class TreeRegCollator:
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Collate sentences: `input_ids`, `attention_mask`, `labels`, `word_spans` and `splits`."""
         splits = [torch.tensor(row["splits"], dtype=torch.long).view(-1, 3) for row in rows]
-        return {**collate_framed(rows, self.pad_token_id), "splits": pad_sequence(splits, True)}
+        return {**pad_framed(rows, self.pad_token_id), "splits": pad_sequence(splits, True)}
 
 
 # ---------------------------------------------------------------------------------------------- training

@@ -15,7 +15,7 @@ from hf_synlm.data.collate import cut_texts, joined_strings
 from hf_synlm.data.punctuation import spell
 from hf_synlm.data.text import NATURAL
 from hf_synlm.hub.checkpoint import is_adapter, one_line_errors
-from hf_synlm.hub.loading import load_tokenizer
+from hf_synlm.hub.loading import load_checked_tokenizer
 
 _AT_ONCE = 10_000  # sentences whose characters are in memory at a time
 
@@ -48,7 +48,7 @@ def take_word_vectors(
 
     Cost: O(characters + V E^2) for V pieces and vectors of size E.
     """
-    vectors, other_tokenizer = _load_vectors(source), load_tokenizer(source)
+    vectors, other_tokenizer = _load_vectors(source), load_checked_tokenizer(source)
     if not other_tokenizer.is_fast:
         raise ValueError(f"{source!r} has no fast tokenizer, which word vectors need. Name another model.")
     table, rest = model.get_input_embeddings().weight, iter(sentences)
