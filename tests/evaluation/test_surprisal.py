@@ -592,6 +592,15 @@ def test_a_vocabulary_of_pieces_knows_words_of_one_token():
         assert pieces[1:] == [[["it"], ["it", "."]], []]
 
 
+def test_contractions_whose_parts_are_tokens_are_split():
+    """Trees may have a few that their parser left whole, such as `don't`."""
+    tokenizer = subword_tokenizer([["do", "n't", "Let", "'s", "don't", "Let's", "o'clock", "gonna", "."]] * 9, 200)
+    words = ["don't", "Let's", "o'clock", "gonna", "let's"]
+    assert all(len(tokenizer.tokenize(word)) == 1 for word in words[:-1])
+    read = [["do", "n't"], ["Let", "'s"], ["o'clock"], ["gonna"], ["let", "'s"]]
+    assert split_as_treebank(tokenizer, [[*words, "."]])[0][:-1] == read
+
+
 @pytest.mark.parametrize("kind", ["words", "pieces"])
 def test_periods_and_brackets_are_read_by_the_sentence_and_the_vocabulary(kind):
     """Periods of abbreviations stay in the middle of a sentence; brackets are as the vocabulary has them."""

@@ -87,10 +87,10 @@ def split_as_treebank(
     """Split words as the Penn Treebank does: `end.` is `end .`, `it's` is `it 's`.
 
     A word of the vocabulary stays whole, because treebanks differ (`don't`, `Mr.`). So does a word that is one token of
-    a vocabulary of pieces. A period is split from the last word of a line, and from words before a new sentence, but
-    not from abbreviations (`Mr. Smith of the U.S. came. Then`). Brackets become `-LRB-`, or `-LRB-` a bracket,
-    whichever the vocabulary has. Quotes become `` and '' if a vocabulary of words has these. Punctuation is left out
-    for models that learned without it (no "." in the vocabulary).
+    a vocabulary of pieces, except contractions whose parts are tokens, too. A period is split from the last word of a
+    line, and from words before a new sentence, but not from abbreviations (`Mr. Smith of the U.S. came. Then`).
+    Brackets become `-LRB-`, or `-LRB-` a bracket, whichever the vocabulary has. Quotes become `` and '' if a vocabulary
+    of words has these. Punctuation is left out for models that learned without it (no "." in the vocabulary).
 
     Args:
         tokenizer: a fast tokenizer.
@@ -179,17 +179,17 @@ def _split_of_words(tokenizer: PreTrainedTokenizerBase, places: set[tuple[str, b
 
 
 def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, places: set[tuple[str, bool]]) -> _Pieces:
-    """Pieces of words that are more than one token."""
-    forms = {word: _typed(word) for word, _ in places}
-    whole = _of_one_token(tokenizer, {*forms, *forms.values()})
+    """Pieces of words that are more than one token, and of contractions (`don't`) whose pieces are tokens, too."""
+    split, forms = _split_text(places), {word: _typed(word) for word, _ in places}
+    tokens = _of_one_token(tokenizer, {*forms, *forms.values(), *chain.from_iterable(split.values())})
     # Raw text, of which many vocabularies are made, has no escapes.
     read = BRACKETS if any(map(_ESCAPE.fullmatch, tokenizer.get_vocab())) else BRACKET_OF
-    return {
-        key: [
-            read.get(part, part) for part in next(([form] for form in (key[0], forms[key[0]]) if form in whole), parts)
-        ]
-        for key, parts in _split_text(places).items()
-    }
+    found: _Pieces = {}
+    for (word, is_last), parts in split.items():
+        is_contraction = any("'" in _typed(part) for part in parts[1:]) and tokens.issuperset(parts)
+        whole = next(([form] for form in (word, forms[word]) if form in tokens and not is_contraction), parts)
+        found[word, is_last] = [read.get(part, part) for part in whole]
+    return found
 
 
 def _split_text(places: set[tuple[str, bool]]) -> _Pieces:
