@@ -249,6 +249,7 @@ class _Study:
         predictors, described = self.predictors(texts, "sentence", read_predictor)
         rows = sap.compare_effects(items, effects, predictors, self.times.slope)
         remarks = [remark for one in predictors for remark in sap.remark_on_unknown_words(items, one)]
+        remarks += sap.remark_on_equal_pairs(rows)
         for remark in remarks:
             outputs.say(remark)
         return EvaluationResult(

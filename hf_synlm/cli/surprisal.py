@@ -62,13 +62,13 @@ class MeasureOptions(options.Beliefs):
     lmzoo: bool = option("Write the columns of lm-zoo instead: one row per token, in bits.", default=False)
     entropy: Literal["shannon", "renyi"] | None = option(
         "Add entropy_bits: the entropy of the next token before each word. Only the first token of the word counts. "
-        "renyi also adds renyi_entropy_bits, of order 1/2. For models that search (GPST, RNNG, ...), a second "
+        "renyi: add renyi_entropy_bits, of order 1/2, instead. For models that search (GPST, RNNG, ...), a second "
         "search computes the entropy by the estimator stepwise."
     )
     attention_entropy: Literal["projected", "raw"] | None = option(
         "For Tree LM and Transformer Grammars. Add nae, the normalized attention entropy where the word is read. "
         "The entropy is summed over the heads of the top layer and the tokens of the word, and averaged over the "
-        "beam. projected: attention is weighted by its effect on the output. raw: also add nae_raw, unweighted."
+        "beam. projected: attention is weighted by its effect on the output. raw: add nae_raw, unweighted, instead."
     )
     frequencies: str | None = option(
         "Add length and log_frequency of each word without punctuation at its ends, as `synlm evaluate "
@@ -457,8 +457,8 @@ def _say_repeated_items(items: Sequence[TextItem]) -> None:
     if repeated:
         texts = "texts, by condition" if items[0].rows else "texts"
         outputs.say(
-            f"{plural(repeated, 'item')} with several {texts}. To join other tables, use sentence_id (the number of "
-            "the row in the input) and word_id, not item"
+            f"{plural(repeated, 'item')} with several {texts}. To join other tables, use sentence_id, which "
+            "counts the texts, and word_id, not item"
         )
     if not items[0].rows and any(is_part_of_text(*both) for both in pairwise(items)):
         outputs.say(

@@ -207,7 +207,9 @@ def silver(
     overwrite: options.Overwrite = False,
     parser: str = option("Parser: folder or Hub name of a model of `synlm train span-parser`.", default=MISSING),
     backbone: options.Backbone = None,
-    min_confidence: float | None = option("Leave out trees below this log-probability per word (nats), such as -0.1."),
+    min_confidence: float | None = option(
+        "Leave out trees below this log-probability per word (nats), such as -0.1.", max=0
+    ),
     dtype: options.DType = "auto",
     text_column: options.TextColumn = None,
     input_format: options.InputFormatOption = None,

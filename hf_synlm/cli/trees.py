@@ -359,8 +359,8 @@ def generate(
 
     A blank line in the file of prompts gives --num-sequences blank lines. Tables and drawings leave out blank lines.
     The leaves of trees are words if the model knows which tokens end a word, and otherwise tokens. The score of a text
-    is its log-probability in nats, as the search computes it. Beam search without --sample divides this score by the
-    number of new tokens (length_penalty).
+    is the log-probability in nats of its new tokens, as the search computes it. Beam search without --sample divides
+    this score by their number, the end token included (length_penalty).
 
     Examples:
         synlm generate --model model_cards/gpst-tiny --prompt "The state of our Union" --num-beams 5 --format tree
@@ -400,7 +400,7 @@ def generate(
         outputs.say(
             f"texts without new words: {empty} of {len(found)}. Try another prompt, --sample, or another --seed."
         )
-    if style in ("text", "json"):
+    if style in ("text", "json", "brackets"):
         blank, remaining = GeneratedText("", "", 0, False, None, ParsedSentence(())), iter(found)
         found = [blank if t is None else next(remaining) for t in texts for _ in range(choosing.num_sequences)]
     _print_or_write([_show(found, style)], out)

@@ -26,6 +26,7 @@ STATE_FILE = "training_state.json"  # of a checkpoint of a training run, which i
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _ADAPTER_WEIGHTS = "adapter/adapter_model.safetensors"  # as `core/backbone_adapter.py` writes them
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
+MERGE = "Merge it into its model by `merge_and_unload` of PEFT, save this model and its tokenizer, and name its folder."
 # "file.Class" in an auto_map, or "owner/name--file.Class" where the code lies in another repository of the Hub.
 _REFERENCE = re.compile(r"([\w.-]+/[\w.-]+--)?\w+\.\w+")
 # A line that imports this package, also one in `try`.
@@ -227,12 +228,19 @@ def check_complete(folder: str | os.PathLike) -> dict[str, str]:
     return auto_map
 
 
+def check_saved(folder: Path) -> None:
+    """Refuse a folder without a configuration, such as an adapter of PEFT."""
+    if not (folder / CONFIG_FILE).is_file():
+        remedy = "Export the model again."
+        if (folder / ADAPTER_FILE).is_file():
+            remedy = f"It is an adapter of PEFT. {MERGE}"
+        raise ValueError(f"{str(folder)!r} has no {CONFIG_FILE}, so it holds no saved model. {remedy}")
+
+
 def check_code(folder: str | os.PathLike) -> dict[str, str]:
     """The `auto_map` of a folder; ValueError if it lacks a configuration, or code that its Auto classes need."""
-    folder = Path(folder)
-    config_file = folder / CONFIG_FILE
-    if not config_file.is_file():
-        raise ValueError(f"{str(folder)!r} has no config.json, so it holds no saved model. Export the model again.")
+    folder, config_file = Path(folder), Path(folder, CONFIG_FILE)
+    check_saved(folder)
     auto_map = read_json(config_file).get("auto_map")
     if not auto_map:
         raise ValueError(

@@ -23,6 +23,7 @@ from hf_synlm.data.tokenizers import check_vocabulary, save_tokenizer
 from hf_synlm.hub.card import DEFAULT_FACTS, FACTS_FILE, facts_text, fill_card
 from hf_synlm.hub.checkpoint import (
     INDEX_FILE,
+    MERGE,
     SPECIAL_IDS,
     StoredTensor,
     check_complete,
@@ -165,6 +166,8 @@ def _check_code(model: Any) -> None:
             "an n-gram model, copy its folder, which loads only with hf_synlm. Unwrap other models of hf_synlm "
             "(accelerator.unwrap_model)."
         )
+    if getattr(model, "_hf_peft_config_loaded", False) and not getattr(model, "adapts_backbone", False):
+        raise ValueError(f"{type(model).__name__} holds an adapter of PEFT. {MERGE}")
 
 
 def check_tokenizer_of(folder: str | os.PathLike) -> None:

@@ -17,6 +17,8 @@ from hf_synlm.hub.checkpoint import (
     StoredTensor,
     check_code,
     check_model_source,
+    check_saved,
+    check_tokenizer_source,
     code_repositories,
     num_parameters,
     one_line_errors,
@@ -57,6 +59,7 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
         with one_line_errors(str(name), "model"):
             folder = Path(snapshot_download(str(name), revision=revision, allow_patterns=patterns))
         weights = _remote_weights(str(name), folder.name)
+    check_saved(folder)
     config = read_json(folder / CONFIG_FILE)
     counts: dict[str, int] = {}
     for part in weights.values():
@@ -100,6 +103,11 @@ def _problems(folder: Path, has_weights: bool, is_stock: bool) -> list[str]:
     try:
         for name in [] if is_stock else code_repositories(check_code(folder)):
             problems.append(f"Its code lies in the repository {name!r} of the Hub.")
+    except ValueError as error:
+        problems.append(str(error))
+    try:
+        if (folder / "tokenizer_config.json").is_file():
+            check_tokenizer_source(folder)
     except ValueError as error:
         problems.append(str(error))
     if not has_weights:

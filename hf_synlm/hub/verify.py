@@ -2,8 +2,7 @@
 """Check that an exported folder computes the same with and without this package.
 
 `verify_export`, and the command `synlm verify`, loads the folder twice: here, and in a process where `import hf_synlm`
-    fails. It compares configuration, tokenizer, logits, parses and generated text with its trees. That process runs
-    this
+fails. It compares configuration, tokenizer, logits, parses and generated text with its trees. That process runs this
 file as a script, so the file imports the package only in the functions that compare.
 """
 
@@ -97,9 +96,11 @@ def verify_export(
     calls["AutoTokenizer"] = "AutoTokenizer", "__call__", {"text": list(texts)}, ("input_ids",)
     for name in sorted((name for name in auto_map if "Model" in name), key=lambda name: name == _CAUSAL):  # it is last
         calls[name] = name, "__call__", inputs, ("last_hidden_state", "logits")
+    parses = _CAUSAL if _CAUSAL in auto_map else "AutoModelForTokenClassification"  # a span parser's
     if declared(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True), "gives_trees"):
-        calls["parse"] = _CAUSAL, "parse", inputs, ("spans", "labels", "actions", "log_probs", "token_log_probs")
-    calls["generate"] = _CAUSAL, "generate", inputs | greedy, ("sequences", "actions", "spans", "labels")
+        calls["parse"] = parses, "parse", inputs, ("spans", "labels", "actions", "log_probs", "token_log_probs")
+    if _CAUSAL in auto_map:
+        calls["generate"] = _CAUSAL, "generate", inputs | greedy, ("sequences", "actions", "spans", "labels")
     asked = str(folder), calls, backbone, torch.get_num_threads()
     # Code that lies in other repositories comes into the cache before the process without network needs it.
     places = [folder, *(snapshot_download(name, allow_patterns="*.py") for name in code_repositories(auto_map))]

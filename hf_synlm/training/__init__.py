@@ -21,6 +21,6 @@
     configs/    shipped configurations, which `--config NAME` finds
     accelerate/ configurations of `accelerate launch`
 
-`--resume-from-checkpoint`: `output_folder.take_output_folder` chooses the checkpoint, `loop.start_or_resume` restores
+`--resume-from-checkpoint`: `output_folder.output_folder` chooses the checkpoint, `loop.start_or_resume` restores
 it (`checkpoints.load_checkpoint`), and the loader of the recipe continues after `state.consumed`.
 """

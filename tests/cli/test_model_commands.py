@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -107,6 +108,8 @@ def test_generate_formats(saved_models: Path, tmp_path: Path, monkeypatch, capsy
     assert gaps[0::2] == [""] * len(PROMPTS) and gaps[1::2] == lines
     gaps = run(capsys, *common, tmp_path / "gaps.txt", "--format", "json").splitlines()
     assert [json.loads(line)["prompt"] for line in gaps[1::2]] == PROMPTS and json.loads(gaps[0])["text"] == ""
+    gaps = run(capsys, *common, tmp_path / "gaps.txt", "--format", "brackets").splitlines()
+    assert gaps[0::2] == [""] * len(PROMPTS) and gaps[1::2] == [text["brackets"] for text in printed]
     assert lines == [" ".join(text["text"].splitlines()) for text in printed]
     given = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
     brackets = run(capsys, *common, *given, "--format", "brackets")
@@ -219,6 +222,9 @@ def test_info(saved_models: Path, small: Path, capsys):
     found = json.loads(run(capsys, "info", saved_models / "rnng", "--format", "json"))
     assert found["nonterminals"] == 3 and found["self_contained"] and "custom_code" in found["card"]["tags"]
     assert found["config"]["action_beam_size"] == 12 and "modeling_rnng.py" in found["code"]
+    shutil.copytree(saved_models / "rnng", small.with_name("untold"))
+    (small.with_name("untold") / "tokenizer.json").unlink()
+    assert "has no tokenizer.json" in run(capsys, "info", small.with_name("untold"))
     stock = json.loads(run(capsys, "info", saved_models / "gpt2", "--format", "json"))
     assert stock["self_contained"] and not stock["problems"] and stock["card"] is None  # of transformers itself
     for name, number in (("rnng-mini", 3_297_058), ("prpn-syd-tiny", 258_098)):  # they have buffers beside parameters

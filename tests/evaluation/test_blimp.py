@@ -1,6 +1,7 @@
 """Minimal pairs: what counts as right, groups and phenomena, files, and the same numbers through lm-eval."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -187,7 +188,8 @@ def test_a_text_is_no_list_of_texts(text, tmp_path):
 
 def test_an_empty_sentence_has_the_number_that_the_caller_gave_it():
     scorer = scorer_of("gpst")
-    sentences = ["We ask for peace", "", "peace"]
-    refused(r"sentence 2 \(''\) has no words", parse_sentences, scorer.model, scorer.tokenizer, sentences)
+    for empty in ("", "..."):
+        given = (scorer.model, scorer.tokenizer, ["We ask for peace", empty])
+        refused(rf"sentence 2 \('{empty}'\) has no words", partial(parse_sentences, tokenize="no-punctuation"), *given)
     with pytest.raises(ValueError, match="pair 2 .*: the sentence '' has no tokens"):
         blimp.evaluate_pairs(scorer, [blimp.MinimalPair("We ask", "peace"), blimp.MinimalPair("We ask", "")])

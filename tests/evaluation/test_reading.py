@@ -339,6 +339,15 @@ def test_random_intercepts_of_readers(tables, capsys):
     assert [result["tables"]["effects"][0][f"b_{k}"] for k in range(3)] == pytest.approx(b[-3:].tolist(), rel=1e-3)
 
 
+def test_readers_may_have_equal_means(tables, capsys):
+    """A random intercept without variance; statsmodels cannot invert it."""
+    rng = np.random.default_rng(3)
+    rows = [{**row, "rt": row["rt"] and 300 + rng.normal(0, 40)} for row in readers()]
+    write(tables / "rt.tsv", rows, OF_READERS)
+    result, _ = run(capsys, "s.tsv", "--times", "rt.tsv", "--frequencies", "count", "--mixed", "--folds", "2")
+    assert np.isfinite(result["tables"]["differences"][0]["delta_ll"])
+
+
 def slow_mixed(y, x, group):
     """Maximum likelihood with an intercept for each group: coefficients, intercepts, residual variance."""
     z = np.column_stack([np.ones(len(y)), x])
@@ -883,7 +892,9 @@ def test_effects_of_items(tables, capsys):
             assert row["predicted_share"] == pytest.approx(3 * np.mean(bits) / np.mean(human))
     same = [line if k == 0 else f"{line.rpartition(chr(9))[0]}\t2.5" for k, line in enumerate(lines)]
     (tables / "same.tsv").write_text("\n".join(same) + "\n")
-    for row in run(capsys, "same.tsv", *preset[1:], "--slope", "3")[0]["tables"]["effects by item"]:
+    found, said = run(capsys, "same.tsv", *preset[1:], "--slope", "3")
+    assert "same gives both sentences of NPZ equal surprisals" in said
+    for row in found["tables"]["effects by item"]:
         assert row["bits"] == 0 and row["r"] is None and row["ms_per_bit"] is None and row["predicted_share"] == 0
     (tables / "effects_by_item.tsv").write_text("\n".join(effects[:7]) + "\n")
     error = fail(capsys, *preset)

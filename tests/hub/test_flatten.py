@@ -10,7 +10,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, Trainin
 from transformers.utils import logging
 
 from hf_synlm.core.configuration_base import SyntacticConfig
+from hf_synlm.hub.export import export_model
 from hf_synlm.hub.flatten import _flattened, flat_files, flat_name, write_code
+from hf_synlm.hub.info import describe_model
+from hf_synlm.hub.verify import verify_export
+from tests.helpers.refusals import refused
 from tests.helpers.scoring_models import model_and_tokenizer
 
 LORA = LoraConfig(target_modules=["ih", "hh"])
@@ -96,6 +100,10 @@ def test_a_save_that_is_stopped_leaves_whole_files(model: PreTrainedModel, tmp_p
 def test_an_adapter_is_saved_without_code(model: PreTrainedModel, tmp_path: Path):
     get_peft_model(model, LORA).save_pretrained(tmp_path)
     assert (tmp_path / "adapter_config.json").is_file() and not code_in(tmp_path)
+    for read in (describe_model, verify_export):
+        refused("is an adapter of PEFT. Merge it", read, tmp_path)
+    model._hf_peft_config_loaded = True  # as `from_pretrained` of a folder with an adapter sets it
+    refused("holds an adapter of PEFT. Merge it", export_model, model, None, tmp_path / "out")
 
 
 def test_names_on_the_hub():

@@ -17,7 +17,8 @@ def take(folder: Path, read_by: object = None, **options: object) -> Path | None
     """Take the folder for a run; the checkpoint to resume from."""
     arguments = run_arguments.TrainingArguments(output_dir=str(folder), **options)
     others = [] if read_by is None else [read_by]
-    return folders.take_output_folder(common.make_accelerator(arguments), arguments, *others)
+    with folders.output_folder(common.make_accelerator(arguments), arguments, *others) as found:
+        return found
 
 
 def finished_run(folder: Path) -> dict[str, str]:
@@ -68,6 +69,33 @@ def test_an_unfinished_run_is_resumed_and_a_finished_one_refused(tmp_path: Path)
     assert take(tmp_path, resume_from_checkpoint="latest") == tmp_path / "step_12"
     assert take(tmp_path, overwrite_output_dir=True) is None
     assert [path.name for path in tmp_path.iterdir()] == ["arguments.json"]
+
+
+def test_a_run_is_replaced_only_by_one_that_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = finished_run(tmp_path)
+
+    def replace(error: type[BaseException]) -> None:
+        arguments = run_arguments.TrainingArguments(output_dir=str(tmp_path), overwrite_output_dir=True)
+        with folders.output_folder(common.make_accelerator(arguments), arguments) as found:
+            assert found is None and {*files(tmp_path)} == {
+                "arguments.json", "replaced.partial/all_results.json", "replaced.partial/model/config.json"
+            }  # fmt: skip
+            for name in ("model", folders.TOKENIZER_FOLDER):
+                (tmp_path / name).mkdir()
+            raise error
+
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error):
+            replace(error)
+        assert files(tmp_path) == before
+    with monkeypatch.context() as patch:  # a process that is killed puts nothing back
+        patch.setattr(folders, "_put_back", lambda folder: None)
+        with pytest.raises(ValueError):
+            replace(ValueError)
+    assert files(tmp_path) != before
+    refused("finished run.*--overwrite-output-dir", take, tmp_path)
+    assert files(tmp_path) == before
+    assert take(tmp_path, overwrite_output_dir=True) is None and {*files(tmp_path)} == {"arguments.json"}
 
 
 def test_logs_of_others_stay_where_they_are(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 from tokenizers import ByteLevelBPETokenizer
 
 from hf_synlm import LSTMForCausalLM, TreeLMForCausalLM
@@ -159,6 +160,20 @@ def test_search_and_report_of_the_saved_model(system: str, run: Callable[..., di
     assert load_step(tmp_path / "out" / "step_5")[1].get_vocab() == own.get_vocab()
     beside.write_text(json.dumps(wrong))
     refused("holds another tokenizer than that of the run", load_step, tmp_path / "out" / "step_5")
+    weights = tmp_path / "out" / "step_5" / "model.safetensors"
+    save_file({**load_file(weights), "score.weight": torch.zeros(2)}, weights)
+    refused("something else than a language model", load_step, tmp_path / "out" / "step_5")
+    weights.write_bytes(weights.read_bytes()[:-9])
+    refused("step_5' cannot be loaded as a model: SafetensorError", load_step, tmp_path / "out" / "step_5")
+
+
+def test_beams_that_do_not_fit_are_refused_before_training(run: Callable[..., dict], tmp_path: Path) -> None:
+    flags = ("--config-overrides", f"{SMALL},{NARROW}", "--max-train-steps", "2", "--evaluation-steps", "0")
+    wide = (*flags, "--num-beams", "120")
+    refused("--action-beam-size is 20, .*word beam of 120", run, tmp_path, "rnng", *wide, "--action-beam-size", "20")
+    assert not list(tmp_path.glob("step_*"))
+    few = ("--final-search-sentences", "1", "--overwrite-output-dir")
+    assert run(tmp_path, "rnng", *wide, *few)["test"]["search"]["beam"]["action_beam_size"] == 120
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,7 @@ def test_sources_without_vectors_of_the_words_are_refused(source: str, tmp_path:
     refused("has no vectors for the words", take_word_vectors, model, tokenizer, source, SENTENCES)
     cards = Path(__file__).parents[2] / "model_cards"
     grammar, adapter = str(cards / "pcfg-mini"), str(cards / "tree-lm-smollm2")
-    refused("cannot be loaded as a model", take_word_vectors, model, tokenizer, grammar, SENTENCES)
+    refused("PCFGModel has no word vectors", take_word_vectors, model, tokenizer, grammar, SENTENCES)
     refused("is an adapter without word vectors", take_word_vectors, model, tokenizer, adapter, SENTENCES)
     file = Path(source) / "model.safetensors"
     weights = {name: tensor for name, tensor in load_file(file).items() if "wte" not in name}

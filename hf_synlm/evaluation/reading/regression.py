@@ -76,7 +76,8 @@ def held_out(y: np.ndarray, columns: pd.DataFrame, folds: np.ndarray, readers: p
             variance = np.mean((y[inside] - predicted[inside]) ** 2)
         else:
             fit = _mixed(y[inside], scaled[inside], readers[inside])
-            of_readers = {reader: float(effect.iloc[0]) for reader, effect in fit.random_effects.items()}
+            effects = fit.random_effects if np.any(fit.cov_re) else {}  # readers may not differ
+            of_readers = {reader: float(effect.iloc[0]) for reader, effect in effects.items()}
             predicted = scaled @ fit.fe_params + readers.map(of_readers).fillna(0.0).to_numpy()
             variance = fit.scale
         found[outside] = -0.5 * np.log(2 * np.pi * variance) - (y[outside] - predicted[outside]) ** 2 / (2 * variance)

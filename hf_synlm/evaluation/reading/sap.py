@@ -106,6 +106,16 @@ def remark_on_unknown_words(items: pd.DataFrame, predictor: Predictor) -> list[s
     ]
 
 
+def remark_on_equal_pairs(rows: Sequence[Row]) -> list[str]:
+    """Which constructions a model reads alike in both sentences of each pair."""
+    alike = {(row["predictor"], row["construction"]) for row in rows if math.isnan(row["ms_per_bit"])}
+    return [
+        f"warning: {name} gives both sentences of {construction} equal surprisals in a region. It may not read what "
+        f"differs, such as a comma. Compare no effects of {construction}"
+        for name, construction in sorted(alike)
+    ]
+
+
 def compare_effects(
     items: pd.DataFrame, effects: pd.Series, predictors: Sequence[Predictor], slope: float | None
 ) -> list[Row]:

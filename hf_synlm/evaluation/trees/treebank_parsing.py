@@ -107,7 +107,9 @@ def iterate_parses(
             pieces = split_sentences(tokenizer, block, tokenize, style)
             split = [[piece for word in words for piece in word] for words in pieces]
             if [] in split and skipped is None:
-                raise ValueError(f"sentence {first + split.index([])} ('') has no words. Leave it out")
+                place = split.index([])
+                text = " ".join(block[place])
+                raise ValueError(f"sentence {first + place} ({text!r}) has no words that the model reads. Leave it out")
             if tokenize == "ptb" and style == NATURAL:  # the spaces are those of the text
                 texts = [(text.ids, text.word_ends) for text in encode_sentences(tokenizer, block, tokenize, style)]
             else:

@@ -104,11 +104,20 @@ class EvaluationArguments:
     )
 
     def beam(self, config: Any) -> dict[str, int]:
-        """Widths of the search; default: those of the model."""
-        widths = {"num_beams": config.scoring_num_beams}
-        if config.gives_labels:
-            widths |= {"action_beam_size": config.action_beam_size, "fast_track_size": config.fast_track_size}
-        return {name: width if getattr(self, name) is None else getattr(self, name) for name, width in widths.items()}
+        """Widths of the search; default: those of the model, but an action beam of at least the word beam.
+
+        Raises ValueError for a narrower action beam.
+        """
+        words = self.num_beams or config.scoring_num_beams
+        if not config.gives_labels:
+            return {"num_beams": words}
+        actions = self.action_beam_size or max(config.action_beam_size, words)
+        if actions < words:
+            raise ValueError(
+                f"--action-beam-size is {actions}, less than the word beam of {words}. Raise it, or lower --num-beams"
+            )
+        track = config.fast_track_size if self.fast_track_size is None else self.fast_track_size
+        return {"num_beams": words, "action_beam_size": actions, "fast_track_size": track}
 
 
 @dataclass

@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, 
 from hf_synlm.data.files import folder_writer, read_json
 from hf_synlm.data.tokenizers import save_tokenizer
 from hf_synlm.hub.card import PAPERS
-from hf_synlm.hub.checkpoint import STATE_FILE
+from hf_synlm.hub.checkpoint import STATE_FILE, one_line_errors
 from hf_synlm.hub.export import export_model
 from hf_synlm.hub.loading import load_checked_tokenizer
 from hf_synlm.hub.upload import push_to_hub
@@ -41,14 +41,20 @@ def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The language model of a checkpoint `step_N`, with the weights of that step, and its tokenizer."""
     settings = read_json(folder / STATE_FILE)["settings"]
     values = settings["config"]
-    remedy = f"Finish the run: repeat its command with --resume-from-checkpoint {folder}."
     if not (folder / WEIGHTS_FILE).is_file():
-        raise ValueError(f"{folder} has no {WEIGHTS_FILE}, only shards of the weights. {remedy}")
+        raise ValueError(
+            f"{folder} has no {WEIGHTS_FILE}, only shards of the weights. Finish the run: repeat its command with "
+            f"--resume-from-checkpoint {folder}."
+        )
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[values["model_type"]].from_dict(values))
-    missing, others = load_weights(model, str(folder / WEIGHTS_FILE), strict=False)
+    with one_line_errors(str(folder), "model"):
+        missing, others = load_weights(model, str(folder / WEIGHTS_FILE), strict=False)
     others = [name for name in others if not name.startswith("inference_network.")]  # URNNG's, of training alone
     if missing or others:
-        raise ValueError(f"{folder} does not hold the weights of a whole language model. {remedy}")
+        raise ValueError(
+            f"{folder} holds the weights of something else than a language model, such as a classifier. Take the "
+            "folder 'model', which the run writes at its end."
+        )
     kept = folder if (folder / "tokenizer.json").is_file() else folder.resolve().parent / "tokenizer"  # of older runs
     tokenizer = load_checked_tokenizer(str(kept))
     if tokenizer_hash(tokenizer) != settings["tokenizer"]:

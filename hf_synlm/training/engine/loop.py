@@ -86,7 +86,7 @@ class LossMeter:
 def start_or_resume(
     run: Run, checkpoint: Path | None, settings: dict[str, Any], evaluate: Evaluate, best: BestModel | None = None
 ) -> None:
-    """Restore the checkpoint of `take_output_folder`, or evaluate the untrained model; sets `run.state`."""
+    """Restore the checkpoint of `output_folder`, or evaluate the untrained model; sets `run.state`."""
     if checkpoint is not None:
         run.state = load_checkpoint(run.accelerator, checkpoint, settings)
         if run.accelerator.is_main_process:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The output folder of a run: which checkpoint a run continues from, and which folders it refuses.
 
-`take_output_folder` decides. An unfinished run is resumed from its newest checkpoint; `--resume-from-checkpoint` names
+`output_folder` decides. An unfinished run is resumed from its newest checkpoint; `--resume-from-checkpoint` names
 another one, also for a finished run, which is refused otherwise. `--overwrite-output-dir` deletes the old run with all
 that lies in its folder; it refuses a folder that does not hold a run, a repository, and a folder that holds an input.
 The checkpoint itself is loaded by `loop.start_or_resume`.
@@ -11,6 +11,8 @@ import dataclasses
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -29,18 +31,37 @@ EVALUATION_FILE = "evaluation.json"
 TOKENIZER_FOLDER = "tokenizer"
 # Arguments that name a place to write to: a repository and a folder may have the same name.
 _OUTPUTS = ("output_dir", "hub_model_id")
+# Where the run that is to be replaced waits.
+_ASIDE = f"replaced{PARTIAL_SUFFIX}"
 # Files that schedulers, `tee` and file systems write into the output folder of a job; they stay where they are.
 _NOT_OURS = ("*.out", "*.err", "*.log", ".nfs*", "lost+found")
 
 
-def take_output_folder(accelerator: Accelerator, arguments: TrainingArguments, *others: Any) -> Path | None:
-    """Return the checkpoint to resume from, or `None` to start from step 0; every process calls.
+@contextmanager
+def output_folder(accelerator: Accelerator, arguments: TrainingArguments, *others: Any) -> Iterator[Path | None]:
+    """Give the checkpoint to resume from, or `None` to start from step 0; every process calls.
 
-    With `overwrite_output_dir` the old run is deleted here, unless it holds inputs: paths in `arguments` or `others`.
+    With `overwrite_output_dir` the old run is set aside, unless it holds inputs: paths in `arguments` or `others`. It
+    is deleted when the block, which loads and checks everything, ends; after an error, it is put back.
     """
+    output_dir = Path(arguments.output_dir)
+    checkpoint = _take(accelerator, arguments, *others)
+    try:
+        yield checkpoint
+    except BaseException:
+        if accelerator.is_main_process:
+            _put_back(output_dir)
+        raise
+    if accelerator.is_main_process and (output_dir / _ASIDE).is_dir():
+        remove_folder(output_dir / _ASIDE)
+
+
+def _take(accelerator: Accelerator, arguments: TrainingArguments, *others: Any) -> Path | None:
     output_dir = Path(arguments.output_dir)
     if accelerator.is_main_process:
         lock_output(output_dir)
+        _put_back(output_dir)
+    accelerator.wait_for_everyone()
     replaces = arguments.overwrite_output_dir and not arguments.resume_from_checkpoint
     _check_content(output_dir, replaces)
     if replaces:
@@ -53,7 +74,7 @@ def take_output_folder(accelerator: Accelerator, arguments: TrainingArguments, *
         if not (output_dir / ARGUMENTS_FILE).is_file():  # from here on, the folder holds a run
             write_json(output_dir / ARGUMENTS_FILE, {"output_dir": arguments.output_dir})
         if replaces:
-            _delete_run(output_dir)
+            _set_aside(output_dir)
         if checkpoint is None:  # the tokenizer may stem from other options
             shutil.rmtree(output_dir / TOKENIZER_FOLDER, ignore_errors=True)
     accelerator.wait_for_everyone()
@@ -72,17 +93,24 @@ def _content(output_dir: Path) -> list[Path]:
     return [item for item in items if not any(fnmatch(item.name, pattern) for pattern in _NOT_OURS)]
 
 
-def _delete_run(output_dir: Path) -> None:
-    """Delete everything but `arguments.json`, which marks the folder as that of a run and is written anew later.
+def _set_aside(output_dir: Path) -> None:
+    """Move everything but `arguments.json`, which marks the folder as that of a run and is written anew later."""
+    items = [item for item in _content(output_dir) if item.name != ARGUMENTS_FILE]
+    (output_dir / _ASIDE).mkdir()
+    for item in items:
+        item.rename(output_dir / _ASIDE / item.name)
 
-    The results go first: a run that was half deleted must not count as finished.
-    """
-    forget_results(output_dir)
-    for item in _content(output_dir):
-        if item.is_dir() and not item.is_symlink():
-            remove_folder(item)
-        elif item.name != ARGUMENTS_FILE:
-            item.unlink()
+
+def _put_back(output_dir: Path) -> None:
+    """Put a run back that was to be replaced, in the place of what the new one has written; the results come last."""
+    aside = output_dir / _ASIDE
+    for item in sorted(aside.iterdir() if aside.is_dir() else [], key=lambda item: item.name == RESULTS_FILE):
+        place = output_dir / item.name
+        if place.is_dir() and not place.is_symlink():
+            remove_folder(place)
+        os.replace(item, place)
+    if aside.is_dir():
+        aside.rmdir()
 
 
 def _check_content(output_dir: Path, replaces: bool) -> None:

@@ -26,11 +26,11 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from hf_synlm.data.files import release_outputs, write_json
 from hf_synlm.data.text import PathLike, plural
 from hf_synlm.evaluation.results import describe_hardware, library_versions
-from hf_synlm.training.arguments.base import list_configs, names_config, parse_arguments
+from hf_synlm.training.arguments.base import TrainingArguments, list_configs, names_config, parse_arguments
 from hf_synlm.training.engine.checkpoints import read_state
 from hf_synlm.training.engine.export import check_repository, export_run, push_final_model
 from hf_synlm.training.engine.loop import TrainingLoop, start_or_resume
-from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, RESULTS_FILE, take_output_folder
+from hf_synlm.training.engine.output_folder import ARGUMENTS_FILE, RESULTS_FILE, output_folder
 from hf_synlm.training.engine.recipe import Recipe
 from hf_synlm.training.engine.run import Run, TrainingState, course_settings, end_run, make_accelerator, set_up_layers
 
@@ -94,26 +94,8 @@ def _run(recipe_type: type[Recipe], argv: Sequence[str] | None, parsed: Any) -> 
     if accelerator.is_main_process:
         check_repository(arguments)
     accelerator.wait_for_everyone()
-    checkpoint = take_output_folder(accelerator, arguments, *others)
-    set_seed(arguments.seed)
-    model = recipe.load()
-    overrides = getattr(recipe.model_arguments, "config_overrides", None) or {}
-    if recipe.text_style and getattr(model.config, "text_style", None) is None and "text_style" not in overrides:
-        model.config.text_style = recipe.text_style
-    wanted = arguments.max_train_steps or 0
-    recipe.settle_steps()
-    ends = f": --num-train-epochs {arguments.num_train_epochs} ends before --max-train-steps {wanted}"
-    accelerator.print(plural(arguments.num_steps, "step") + ends * (arguments.num_steps < wanted))
-    accelerator.print(
-        f"model: {type(model).__name__}, {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}"
-    )
-    set_up_layers(model, arguments, recipe.layers_to_compile(model))
-    settings = {**course_settings(arguments, model.config, accelerator, recipe.tokenizer), **recipe.settings(model)}
-    if checkpoint is None:
-        recipe.begin(model)
-    else:
-        read_state(checkpoint, settings)  # refuses other settings
-    run = Run(accelerator, arguments, *recipe.prepare(model), TrainingState())
+    with output_folder(accelerator, arguments, *others) as checkpoint:
+        run, settings = _begin(recipe, accelerator, arguments, checkpoint)
     _start_tracking(accelerator, recipe.program, *parsed)
     step, speed = _train(recipe, run, checkpoint, settings)
     folder = run.output_dir / "model"
@@ -150,6 +132,31 @@ def end_counting(model: Any, folder: PathLike, results: dict[str, Any]) -> None:
     """Write the results of a program that counts, and say where its model lies."""
     write_json(Path(folder) / RESULTS_FILE, {**results, "versions": library_versions()})
     print(next_command(model, folder))
+
+
+def _begin(
+    recipe: Recipe, accelerator: Accelerator, arguments: TrainingArguments, checkpoint: Path | None
+) -> tuple[Run, dict[str, Any]]:
+    """Load data and model, and prepare the run; also the settings that a resumed run must share."""
+    set_seed(arguments.seed)
+    model = recipe.load()
+    overrides = getattr(recipe.model_arguments, "config_overrides", None) or {}
+    if recipe.text_style and getattr(model.config, "text_style", None) is None and "text_style" not in overrides:
+        model.config.text_style = recipe.text_style
+    wanted = arguments.max_train_steps or 0
+    recipe.settle_steps()
+    ends = f": --num-train-epochs {arguments.num_train_epochs} ends before --max-train-steps {wanted}"
+    accelerator.print(plural(arguments.num_steps, "step") + ends * (arguments.num_steps < wanted))
+    accelerator.print(
+        f"model: {type(model).__name__}, {model.num_parameters():,} parameters, vocabulary {model.config.vocab_size}"
+    )
+    set_up_layers(model, arguments, recipe.layers_to_compile(model))
+    settings = {**course_settings(arguments, model.config, accelerator, recipe.tokenizer), **recipe.settings(model)}
+    if checkpoint is None:
+        recipe.begin(model)
+    else:
+        read_state(checkpoint, settings)  # refuses other settings
+    return Run(accelerator, arguments, *recipe.prepare(model), TrainingState()), settings
 
 
 def _start_tracking(accelerator: Accelerator, name: str, *arguments: Any) -> None:

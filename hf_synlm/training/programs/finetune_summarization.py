@@ -159,9 +159,8 @@ def make_layout(data: SummaryArguments, model: PreTrainedModel, tokenizer: PreTr
         end_id=tokenizer.eos_token_id if data.end_token else None,
     )
     remedy = "Lower --max-source-length or --max-target-length."
-    check_length(
-        model.config, layout.longest(tokenizer), "With these options, the longest document with its summary", remedy
-    )
+    what = f"A document of --max-source-length {data.max_source_length} with a summary of --max-target-length "
+    check_length(model.config, layout.longest(tokenizer), f"{what}{data.max_target_length}", remedy)
     return layout
 
 

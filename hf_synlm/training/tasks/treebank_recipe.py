@@ -152,7 +152,10 @@ class GrammarRecipe(TreebankRecipe):
             name: load_treebank(file, name, REPORT_SENTENCES, remedy=REPORT_REMEDY, **self.data.reading)
             for file, name in product(files, self.evaluation.report_punctuation)
         }
-        return super().load()
+        model = super().load()
+        if not self.model_arguments.row.is_baseline:
+            self.evaluation.beam(model.config)  # refuses widths before training
+        return model
 
     def begin(self, model: PreTrainedModel) -> None:
         """Take the word vectors of another model."""

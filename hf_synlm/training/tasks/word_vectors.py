@@ -80,6 +80,8 @@ def _load_vectors(source: str) -> Tensor:
         raise ValueError(f"{source!r} is an adapter without word vectors. Name its backbone.")
     with one_line_errors(source, "model"):
         model, info = AutoModel.from_pretrained(source, dtype="auto", output_loading_info=True)
+        if model.get_input_embeddings() is None:
+            raise ValueError(f"{type(model).__name__} has no word vectors. Name another model.")
         table = model.get_input_embeddings().weight
         if any(parameter is table and name in info["missing_keys"] for name, parameter in model.named_parameters()):
             raise ValueError("its files lack the word vectors. Name a complete model.")

@@ -23,6 +23,7 @@ from hf_synlm.data.parsed import ParsedSentence
 from hf_synlm.data.treebank import parse_treebank, read_treebank
 from hf_synlm.evaluation.text.words import treebank_words
 from hf_synlm.hub.loading import load_pretrained
+from hf_synlm.hub.verify import verify_export
 from hf_synlm.training.programs import train_span_parser
 from hf_synlm.training.tasks import span_batches
 from tests.helpers.commands import run
@@ -197,6 +198,13 @@ def test_training_saves_what_parses(trained, encoder):
     assert set(parsed.tags[0]) <= set(config.tags) and len(parsed.tags[0]) == 3
 
 
+@pytest.mark.usefixtures("warm_verify")
+def test_the_saved_parser_computes_the_same_without_the_package(trained, encoder, tmp_path):
+    is_adapter = (trained / "model" / "adapter").is_dir()
+    report = verify_export(trained / "model", backbone=str(encoder) if is_adapter else None)
+    assert report.passed and "parse" in [check.name for check in report.checks]
+
+
 def test_silver_trees_with_their_confidence(named, tmp_path, capsys):
     text, out = tmp_path / "text.txt", tmp_path / "silver.mrg"
     text.write_text("We agree (now).\nIt is late.\nWe agree (now).\nno\n", encoding="utf-8")
@@ -209,6 +217,8 @@ def test_silver_trees_with_their_confidence(named, tmp_path, capsys):
     assert words == [tuple(treebank_words(line)) for line in text.read_text().splitlines()]
     assert main([*command, "--out", str(tmp_path / "none.mrg"), "--min-confidence", "0"]) == 0
     assert (tmp_path / "none.mrg").read_text() == "" and "4 left out" in capsys.readouterr().err
+    assert main([*command, "--out", str(out), "--overwrite", "--min-confidence", "0.9"]) == 2
+    assert "less than or equal to 0" in capsys.readouterr().err and read_treebank(out)
     # A sentence that is too long for the encoder, and one of characters that its tokenizer drops.
     text.write_text(f"We agree. It is late.\n{'a' * 90} {'b' * 90}\n\u0300\n", encoding="utf-8")
     assert main([*command, "--out", str(out), "--overwrite", "--split-sentences"]) == 0
