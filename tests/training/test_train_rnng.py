@@ -21,7 +21,7 @@ from hf_synlm.data.vocabulary import subword_tokenizer, word_tokenizer
 from hf_synlm.evaluation.trees.treebank_parsing import parse_sentences
 from hf_synlm.hub.loading import load_pretrained
 from hf_synlm.training.arguments import base as run_arguments
-from hf_synlm.training.arguments.treebank import RNNGModelArguments
+from hf_synlm.training.arguments.treebank import EvaluationArguments, RNNGModelArguments
 from hf_synlm.training.engine import run as common, samplers
 from hf_synlm.training.engine.export import load_step
 from hf_synlm.training.programs import train_rnng
@@ -172,8 +172,8 @@ def test_beams_that_do_not_fit_are_refused_before_training(run: Callable[..., di
     wide = (*flags, "--num-beams", "120")
     refused("--action-beam-size is 20, .*word beam of 120", run, tmp_path, "rnng", *wide, "--action-beam-size", "20")
     assert not list(tmp_path.glob("step_*"))
-    few = ("--final-search-sentences", "1", "--overwrite-output-dir")
-    assert run(tmp_path, "rnng", *wide, *few)["test"]["search"]["beam"]["action_beam_size"] == 120
+    config = transformers.AutoConfig.for_model("rnng", action_beam_size=6)
+    assert EvaluationArguments(num_beams=50).beam(config)["action_beam_size"] == 50
 
 
 @pytest.fixture(scope="module")
