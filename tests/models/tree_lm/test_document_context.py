@@ -38,13 +38,13 @@ def test_every_state_attends_to_the_context(kind):
 def test_batches_and_order_change_nothing(kind):
     """An empty context is none; other contexts give other values; equal texts do not share what they read."""
     model = tiny(structure_attention=kind)
-    rows = [(CONTEXT, TEXT), ([], TEXT), (CONTEXT[:2], TEXT), (CONTEXT, TEXT[:1])]
+    rows = [(CONTEXT, TEXT), ([], TEXT), ([9, 4], TEXT), (CONTEXT, TEXT[:1]), ([9, 4, 8, 6], TEXT)]
     alone = [parse(model, [row])[0][0] for row in rows]
     plain = model.parse(torch.tensor([TEXT]), num_beams=50, action_beam_size=50).token_log_probs[0]
     assert torch.allclose(alone[1], plain, **TOLERANCE)
     assert torch.allclose(alone[0][:1], alone[3], **TOLERANCE)
     assert not torch.allclose(alone[0], plain, atol=1e-3) and not torch.allclose(alone[0], alone[2], atol=1e-3)
-    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [0, 4]):
         together, _ = parse(model, [rows[k] for k in order])
         for place, k in enumerate(order):
             assert torch.allclose(together[place], alone[k], **TOLERANCE)
