@@ -67,6 +67,11 @@ def describe_model(name: str | os.PathLike, revision: str | None = None) -> dict
     # Without an auto_map, an architecture of transformers brings no code.
     is_stock = config.get("model_type") in CONFIG_MAPPING_NAMES and not config.get("auto_map")
     problems = _problems(folder, bool(weights), is_stock)
+    if Path(name).is_dir() and (folder / "tokenizer_config.json").is_file():  # of the Hub, not all files are here
+        try:
+            check_tokenizer_source(folder)
+        except ValueError as error:
+            problems.append(str(error))
     return {
         "model": str(name),
         "revision": None if Path(name).is_dir() else folder.name,
@@ -103,11 +108,6 @@ def _problems(folder: Path, has_weights: bool, is_stock: bool) -> list[str]:
     try:
         for name in [] if is_stock else code_repositories(check_code(folder)):
             problems.append(f"Its code lies in the repository {name!r} of the Hub.")
-    except ValueError as error:
-        problems.append(str(error))
-    try:
-        if (folder / "tokenizer_config.json").is_file():
-            check_tokenizer_source(folder)
     except ValueError as error:
         problems.append(str(error))
     if not has_weights:

@@ -236,7 +236,7 @@ class TreeLMStackMachine(LabeledStackMachine):
         count = 1 + composes
         # Two rows of one node have columns of their own; so have sentences, or a NaN of one would reach the others, and
         # nodes on a GPU, where counting them would wait. After a context, `_execute` calls for one sentence at a time.
-        is_apart = composes or (pool.batch_size > 1 and not (pool.context and path.numel())) or path.device.type != "cpu"
+        is_apart = composes or (pool.batch_size > 1 and not (pool.context and path.numel())) or not path.is_cpu
         most, context = 2 * self.max_with_context, pool.context["layer_0"].shape[1] if pool.context else 0
         before, seen = (path.clamp(min=0), path >= 0) if is_apart else visible_columns(path, context, most)
         columns = torch.cat([before, own.view(len(before), -1).repeat(1, count)], 1)

@@ -32,8 +32,8 @@ class TrainingArguments:
     output_dir: str = option("", "Folder for checkpoints, logs and the final model.")
     overwrite_output_dir: bool = option(
         False,
-        "Delete the run in the output folder and start from step 0. A folder with other files or with inputs of "
-        "this run is refused.",
+        "Delete the run in the output folder when the new one begins, and start from step 0. Until then, the old run "
+        "waits in the folder 'replaced.partial'. A folder with other files or with inputs of this run is refused.",
     )
     seed: int = option(404, "Seed of initialization, data order, dropout and noise.")
     per_device_train_batch_size: int = option(8, "Contexts or sentences per process and micro step.", minimum=1)

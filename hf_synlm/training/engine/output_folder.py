@@ -52,6 +52,7 @@ def output_folder(accelerator: Accelerator, arguments: TrainingArguments, *other
         if accelerator.is_main_process:
             _put_back(output_dir)
         raise
+    accelerator.wait_for_everyone()  # every process has begun
     if accelerator.is_main_process and (output_dir / _ASIDE).is_dir():
         remove_folder(output_dir / _ASIDE)
 
@@ -97,8 +98,12 @@ def _set_aside(output_dir: Path) -> None:
     """Move everything but `arguments.json`, which marks the folder as that of a run and is written anew later."""
     items = [item for item in _content(output_dir) if item.name != ARGUMENTS_FILE]
     (output_dir / _ASIDE).mkdir()
-    for item in items:
-        item.rename(output_dir / _ASIDE / item.name)
+    try:
+        for item in items:
+            item.rename(output_dir / _ASIDE / item.name)
+    except BaseException:
+        _put_back(output_dir)
+        raise
 
 
 def _put_back(output_dir: Path) -> None:
@@ -108,6 +113,8 @@ def _put_back(output_dir: Path) -> None:
         place = output_dir / item.name
         if place.is_dir() and not place.is_symlink():
             remove_folder(place)
+        else:
+            place.unlink(missing_ok=True)
         os.replace(item, place)
     if aside.is_dir():
         aside.rmdir()
