@@ -26,7 +26,7 @@ STATE_FILE = "training_state.json"  # of a checkpoint of a training run, which i
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _ADAPTER_WEIGHTS = "adapter/adapter_model.safetensors"  # as `core/backbone_adapter.py` writes them
 ADAPTER_FILE = "adapter_config.json"  # of PEFT: the model itself lies elsewhere
-MERGE = "Merge it into its model by `merge_and_unload` of PEFT, save this model and its tokenizer, and name its folder."
+MERGE = "Load it by PeftModel, merge it by `merge_and_unload`, save the model and its tokenizer, and take their folder."
 # "file.Class" in an auto_map, or "owner/name--file.Class" where the code lies in another repository of the Hub.
 _REFERENCE = re.compile(r"([\w.-]+/[\w.-]+--)?\w+\.\w+")
 # A line that imports this package, also one in `try`.

@@ -877,7 +877,8 @@ def test_effects_of_items(tables, capsys):
     assert "--data . holds no effects_by_item.tsv with effect, item" in fail(capsys, *preset)
     (tables / "effects_by_item.tsv").write_text("\n".join(effects) + "\n")
     assert "two predictors are called 'n'" in fail(capsys, "n.tsv", *preset)
-    result, _ = run(capsys, *preset, "--slope", "3")
+    result, said = run(capsys, *preset, "--slope", "3")
+    assert "equal surprisals" not in said
     rows = {(row["construction"], row["region"]): row for row in result["tables"]["effects by item"]}
     assert len(rows) == 6
     for name, (pairs, critical, control) in constructions.items():
@@ -893,7 +894,7 @@ def test_effects_of_items(tables, capsys):
     same = [line if k == 0 else f"{line.rpartition(chr(9))[0]}\t2.5" for k, line in enumerate(lines)]
     (tables / "same.tsv").write_text("\n".join(same) + "\n")
     found, said = run(capsys, "same.tsv", *preset[1:], "--slope", "3")
-    assert "same gives both sentences of NPZ equal surprisals" in said
+    assert "same gives both sentences of NPZ equal surprisals in region 2" in said
     for row in found["tables"]["effects by item"]:
         assert row["bits"] == 0 and row["r"] is None and row["ms_per_bit"] is None and row["predicted_share"] == 0
     (tables / "effects_by_item.tsv").write_text("\n".join(effects[:7]) + "\n")

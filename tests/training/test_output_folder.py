@@ -93,8 +93,9 @@ def test_a_run_is_replaced_only_by_one_that_begins(tmp_path: Path, monkeypatch: 
         with pytest.raises(ValueError):
             replace(ValueError)
     assert files(tmp_path) != before
-    refused("finished run.*--overwrite-output-dir", take, tmp_path)
+    refused("nothing to resume. Leave out", take, tmp_path, overwrite_output_dir=True, resume_from_checkpoint="latest")
     assert files(tmp_path) == before
+    refused("finished run.*--overwrite-output-dir", take, tmp_path)
     assert take(tmp_path, overwrite_output_dir=True) is None and {*files(tmp_path)} == {"arguments.json"}
 
 

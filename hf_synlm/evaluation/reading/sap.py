@@ -107,12 +107,12 @@ def remark_on_unknown_words(items: pd.DataFrame, predictor: Predictor) -> list[s
 
 
 def remark_on_equal_pairs(rows: Sequence[Row]) -> list[str]:
-    """Which constructions a model reads alike in both sentences of each pair."""
-    alike = {(row["predictor"], row["construction"]) for row in rows if math.isnan(row["ms_per_bit"])}
+    """Where a model gives both sentences of each pair equal surprisals."""
     return [
-        f"warning: {name} gives both sentences of {construction} equal surprisals in a region. It may not read what "
-        f"differs, such as a comma. Compare no effects of {construction}"
-        for name, construction in sorted(alike)
+        f"warning: {row['predictor']} gives both sentences of {row['construction']} equal surprisals in region "
+        f"{row['region']}. It may not read what differs, such as a comma"
+        for row in rows
+        if math.isnan(row["ms_per_bit"])
     ]
 
 

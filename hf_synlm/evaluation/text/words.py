@@ -181,13 +181,17 @@ def _split_of_words(tokenizer: PreTrainedTokenizerBase, places: set[tuple[str, b
 def _split_of_pieces(tokenizer: PreTrainedTokenizerBase, places: set[tuple[str, bool]]) -> _Pieces:
     """Pieces of words that are more than one token, and of contractions (`don't`) whose pieces are tokens, too."""
     split, forms = _split_text(places), {word: _typed(word) for word, _ in places}
-    tokens = _of_one_token(tokenizer, {*forms, *forms.values(), *chain.from_iterable(split.values())})
+    pieces = set(chain.from_iterable(split.values()))
+    tokens = _of_one_token(tokenizer, {*forms, *forms.values(), *pieces, *map(_typed, pieces)})
     # Raw text, of which many vocabularies are made, has no escapes.
     read = BRACKETS if any(map(_ESCAPE.fullmatch, tokenizer.get_vocab())) else BRACKET_OF
     found: _Pieces = {}
     for (word, is_last), parts in split.items():
-        is_contraction = any("'" in _typed(part) for part in parts[1:]) and tokens.issuperset(parts)
-        whole = next(([form] for form in (word, forms[word]) if form in tokens and not is_contraction), parts)
+        spelled = [part if part in tokens else _typed(part) for part in parts]
+        if any("'" in _typed(part) for part in parts[1:]) and tokens.issuperset(spelled):
+            whole = spelled
+        else:
+            whole = next(([form] for form in (word, forms[word]) if form in tokens), parts)
         found[word, is_last] = [read.get(part, part) for part in whole]
     return found
 

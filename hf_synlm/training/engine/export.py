@@ -50,7 +50,9 @@ def load_step(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with one_line_errors(str(folder), "model"):
         missing, others = load_weights(model, str(folder / WEIGHTS_FILE), strict=False)
     others = [name for name in others if not name.startswith("inference_network.")]  # URNNG's, of training alone
-    if missing or others:
+    if missing and not others:
+        raise ValueError(f"{folder} lacks weights of its model, such as {missing[0]}. Take another checkpoint.")
+    if others:
         raise ValueError(
             f"{folder} holds the weights of something else than a language model, such as a classifier. Take the "
             "folder 'model', which the run writes at its end."

@@ -61,7 +61,15 @@ def _take(accelerator: Accelerator, arguments: TrainingArguments, *others: Any) 
     output_dir = Path(arguments.output_dir)
     if accelerator.is_main_process:
         lock_output(output_dir)
-        _put_back(output_dir)
+        if (output_dir / _ASIDE).is_dir():
+            _put_back(output_dir)
+            logger.warning(
+                f"{output_dir} holds its old run again, because the run that was to replace it did not begin."
+            )
+            if arguments.overwrite_output_dir and arguments.resume_from_checkpoint:
+                raise ValueError(
+                    "There is nothing to resume. Leave out --resume-from-checkpoint to replace the old run."
+                )
     accelerator.wait_for_everyone()
     replaces = arguments.overwrite_output_dir and not arguments.resume_from_checkpoint
     _check_content(output_dir, replaces)
